@@ -1,6 +1,6 @@
-// Mixed precision: float32 parameters are the masters; ops whose policy is Amp::low read a
-// low-precision working copy, written by the optimizer step, and compute in that dtype.
-// Micikevicius et al. 2018.
+// Mixed precision. Parameters are float32 master weights. Ops whose policy is Amp::low, such as
+// matmuls, read low-precision working copies of them, which the optimizer step updates, and compute
+// in that dtype. See Micikevicius et al. 2018, "Mixed precision training".
 #pragma once
 
 #include <cstdint>
@@ -86,7 +86,7 @@ at::ScalarType compute_dtype(const AmpConfig& config);
 /// `compute`.
 at::ScalarType matmul_dtype(at::ScalarType compute);
 
-/// An argument of Autocast: a dtype, and whether casts of weights are kept.
+/// The argument of Autocast: a dtype, and whether casts of weights are cached.
 struct Compute {
   at::ScalarType dtype = at::kFloat;
   bool cache = true;
@@ -96,9 +96,10 @@ struct Compute {
 };
 
 /// While alive, ops of this thread whose policy is Amp::low compute in the given dtype. float32
-/// turns autocast off, also inside another Autocast. float8_e4m3fn: linear layers that have an
-/// Fp8Scaling compute in fp8, others in bfloat16. Other threads are not affected. With `cache`, the
-/// cast of a weight without a working copy is kept until the outermost Autocast ends.
+/// turns autocast off, also inside another Autocast. With float8_e4m3fn, linear layers whose weight
+/// has an Fp8Scaling compute in fp8, and all other such ops in bfloat16. Other threads are not
+/// affected. With `cache`, the cast of a weight without a working copy is kept until the outermost
+/// Autocast ends.
 class Autocast : public ModeGuard {
  public:
   explicit Autocast(Compute compute);
@@ -107,20 +108,21 @@ class Autocast : public ModeGuard {
 
 /// Gives float32 matmul weights (is_multiplied) a working copy in the matmul dtype, unless they
 /// belong to fp8 layers or `copies` is false. Also sets the gradient dtype of matmul weights and of
-/// parameters that are not float32: the matmul dtype if `low_grad`, otherwise float32. The copy of
-/// a parameter whose memory was freed (has_memory) gets a shape but no memory. Does nothing if
-/// `compute` is float32. Call it after make_fp8_layers().
+/// parameters that are not float32: the matmul dtype if `low_grad`, otherwise float32. If a
+/// parameter's memory was freed (see has_memory()), its copy has a shape but no memory. Does
+/// nothing if `compute` is float32. Call it after make_fp8_layers().
 void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute,
                          bool copies, bool low_grad);
 /// Updates the working copy of each parameter that has changed since the copy was written. Call it
-/// after anything but the optimizer step has changed parameters, such as loading them.
+/// after parameters were changed other than by the optimizer step, for example when they were
+/// loaded.
 void refresh_working_copies(std::span<const NamedParameter> parameters);
 /// Makes the linear layers of a model's repeated blocks compute in fp8 under an fp8 Autocast,
 /// except in the first and the last `fp8_edge_blocks` blocks. Does nothing unless the config's
 /// dtype is fp8.
 void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpConfig& config);
-/// Ends a step of delayed scaling: moves the step's largest absolute values into the history. Does
-/// nothing with current scaling.
+/// Ends a training step for delayed fp8 scaling: moves the step's largest absolute values into the
+/// history of each layer. Does nothing with current scaling.
 void advance_fp8(const std::vector<NamedParameter>& parameters);
 
 }  // namespace lathe

@@ -1,7 +1,7 @@
-// Loss scaling for float16, in which small gradients would underflow to zero. Backward starts from
-// the scale instead of 1, and the optimizer step divides the gradients by it. A step whose
-// gradients overflowed is skipped. See Micikevicius et al. 2018, section 3.2. The dynamic rule is
-// that of torch.amp.GradScaler.
+// Loss scaling for float16, in which small gradients would underflow to zero. The backward pass
+// starts with the scale as the gradient of the loss, instead of 1, and the optimizer step divides
+// the gradients by the scale. A step whose gradients overflowed is skipped. See Micikevicius et al.
+// 2018, section 3.2. The dynamic rule is that of torch.amp.GradScaler.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,12 +15,13 @@ namespace lathe {
 
 class GradScaler {
  public:
+  /// Creates a scaler with the initial loss scale `scale`, whose state is on `device`.
   GradScaler(const ScalePolicy& policy, float scale, at::Device device);
   /// Returns the scaler for a config, or nullopt if the config has no loss scaling.
   static std::optional<GradScaler> make(const AmpConfig& config, at::Device device);
 
-  /// Returns the gradient of the loss that backward begins with, a [] float32 tensor on the device.
-  /// The tensor always holds the current scale.
+  /// Returns the current loss scale, a [] float32 tensor on the device. Pass it to backward() as
+  /// the gradient of the loss. The tensor stays valid: steps update its value.
   const at::Tensor& scale() const { return scale_; }
   /// Sets the options with which Optimizer::step unscales gradients, skips a step, and updates the
   /// scale.

@@ -24,20 +24,20 @@ struct detail::ActivationStore {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::unique_ptr<ScratchFile> file;  // null in a dry run
-  uint64_t size = 0, end = 0;         // bytes of the file, and of its part in use
+  uint64_t size = 0, end = 0;         // bytes of the file, and of the part in use
   struct Alive {
     std::weak_ptr<StoredActivation> activation;
-    uint64_t end;  // offset in the file at which its part ends
+    uint64_t end;  // offset in the file at which its bytes end
   };
   std::map<uint64_t, Alive> alive;  // by number
   std::unordered_map<const c10::StorageImpl*, uint64_t> by_storage;
   size_t largest = 0;       // bytes of the largest activation so far
-  size_t window_bytes = 0;  // of activations that were kept and have not left the window
+  size_t window_bytes = 0;  // bytes of the activations in the window
   std::exception_ptr error;
   TransferTimes times;
 };
 
-/// The memory of an activation. It lives as long as a node keeps a tensor in that memory.
+/// The storage of one or more saved tensors. It lives until all nodes have released these tensors.
 struct detail::StoredActivation {
   StoredActivation(std::shared_ptr<ActivationStore> store, uint64_t number, const at::Tensor& t)
       : store(std::move(store)),
@@ -55,16 +55,16 @@ struct detail::StoredActivation {
   const uint64_t number;
   const size_t bytes;
   const int64_t version;
-  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // keeps `key` from being used again
+  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // keeps the address `key` reserved
   const c10::StorageImpl* const key;
   uint64_t offset = 0;
 
   // Guarded by the store's mutex. `memory` is also read without the mutex, since only the training
   // thread sets it, and never while a transfer uses it.
   at::Tensor memory;  // any tensor with the bytes; undefined while they are only in the file
-  bool is_in_window = false;  // `memory` is the original then
+  bool is_in_window = false;  // then `memory` is the original
   bool is_written = false, is_reading = false;
-  bool has_changed = false;  // in place, before it left the window
+  bool has_changed = false;  // changed in place before it left the window
 };
 
 detail::StoredActivation::~StoredActivation() {
@@ -73,16 +73,16 @@ detail::StoredActivation::~StoredActivation() {
       found != store->by_storage.end() && found->second == number)
     store->by_storage.erase(found);
   if (is_in_window) store->window_bytes -= bytes;
-  // The space of a freed activation is reused only after all activations behind it are freed.
-  // Little space is lost, since graphs are freed from their end.
+  // The file space of a freed activation is reused only after all activations behind it are freed.
+  // Little space is lost, since graphs are freed starting from their end.
   store->alive.erase(number);
   store->end = store->alive.empty() ? 0 : store->alive.rbegin()->second.end;
 }
 
 namespace {
 
-/// Calls `move`, which reads or writes an activation, on a transfer thread. Does nothing if no node
-/// keeps the activation any more.
+/// Calls `move`, which reads or writes an activation, and records its time and its error. Runs on a
+/// transfer thread. Does nothing if no node keeps the activation any more.
 template <class F>
 void transfer(ActivationStore& store, const std::weak_ptr<StoredActivation>& weak, F&& move) {
   const std::shared_ptr<StoredActivation> s = weak.lock();
@@ -156,7 +156,7 @@ std::shared_ptr<const PackedTensor> DiskOffloader::pack(const at::Tensor& t) {
 
 /// Returns the stored activation with the memory and the current values of t, or null.
 std::shared_ptr<StoredActivation> DiskOffloader::find(const at::Tensor& t) const {
-  std::shared_ptr<StoredActivation> stored;  // destroyed without the lock, which it takes itself
+  std::shared_ptr<StoredActivation> stored;  // destroyed after unlocking: its destructor locks
   const std::lock_guard lock(store_->mutex);
   const auto known = store_->by_storage.find(t.storage().unsafeGetStorageImpl());
   if (known == store_->by_storage.end()) return nullptr;
@@ -165,7 +165,7 @@ std::shared_ptr<StoredActivation> DiskOffloader::find(const at::Tensor& t) const
                                                                                   : nullptr;
 }
 
-/// Begins to write the memory of t, which stays in the window for now.
+/// Adds the memory of t to the window and begins to write it.
 std::shared_ptr<StoredActivation> DiskOffloader::store(const at::Tensor& t) {
   const auto stored = std::make_shared<StoredActivation>(store_, next_number_++, t);
   {
@@ -222,10 +222,10 @@ void DiskOffloader::wait_until(std::unique_lock<std::mutex>& lock,
   if (s.error != nullptr) std::rethrow_exception(s.error);
 }
 
-/// Frees the memory of the oldest activations until the window has its size again. Waits until they
-/// are written.
+/// Frees the memory of the oldest activations, each after it is written, until the window is within
+/// its limit.
 void DiskOffloader::shrink_window() {
-  std::shared_ptr<StoredActivation> oldest;  // destroyed without the lock, which it takes itself
+  std::shared_ptr<StoredActivation> oldest;  // destroyed after unlocking: its destructor locks
   while (!in_window_.empty()) {
     oldest = in_window_.front().lock();
     if (!oldest) {
@@ -245,7 +245,8 @@ void DiskOffloader::shrink_window() {
   }
 }
 
-/// Returns a tensor with the memory of an activation, and starts to read earlier activations.
+/// Returns a tensor with the bytes of an activation, which it reads from the file if necessary.
+/// Also starts to read earlier activations.
 at::Tensor DiskOffloader::restore(const std::shared_ptr<StoredActivation>& stored) {
   {
     const std::lock_guard lock(store_->mutex);
@@ -283,7 +284,7 @@ void DiskOffloader::read(const std::shared_ptr<StoredActivation>& stored) {
 void DiskOffloader::read_ahead(uint64_t number) {
   std::vector<std::shared_ptr<StoredActivation>> next;
   {
-    std::vector<std::shared_ptr<StoredActivation>> held;  // destroyed without the lock
+    std::vector<std::shared_ptr<StoredActivation>> held;  // destroyed after unlocking
     const std::lock_guard lock(store_->mutex);
     size_t bytes = 0;
     for (auto at = store_->alive.find(number); at != store_->alive.begin();) {

@@ -1,17 +1,17 @@
-// Activations on a disk (memory.offload = "activations"): tensors that ops and recomputed parts
-// save for backward are written to a scratch file in the forward pass, and read back before they
-// are used.
-// Every tensor comes back with its bytes and its strides, so no bit of a run changes. Compare
-// Rajbhandari et al. 2021, "ZeRO-Infinity", and torch.autograd.graph.save_on_cpu.
+// Offloads activations to a disk (memory.offload = "activations"). Tensors that ops and recomputed
+// parts of a model (autograd/recompute.h) save for backward are written to a scratch file in the
+// forward pass, and read back before they are used. Every tensor comes back with the same bytes and
+// strides, so the results of a run do not change. Compare Rajbhandari et al. 2021, "ZeRO-Infinity",
+// and torch.autograd.graph.save_on_cpu.
 //
-// A window of the most recently saved activations stays in memory, because the writer may not have
-// finished them and the backward pass uses them first. An activation leaves the window once it is
-// written and newer ones have filled the window. The backward pass uses activations in roughly
-// reverse order, so an access to one activation also starts to read those that were saved before
-// it, up to the size of the window. Memory use therefore does not depend on the speed of the disk,
-// and a dry run has the same peak.
+// A window of the most recently saved activations stays in memory, because the writer thread may
+// not have finished them, and because the backward pass uses them first. An activation leaves the
+// window once it is written and newer ones have filled the window. The backward pass uses
+// activations in roughly reverse order, so an access to one activation also starts to read those
+// that were saved before it, up to the size of the window. The size of the window limits memory
+// use, whatever the speed of the disk, so a dry run has the same peak.
 //
-// Tensors that share a storage are written once, as the complete storage.
+// If tensors share a storage, the complete storage is written once.
 #pragma once
 
 #include <deque>
@@ -28,10 +28,11 @@ struct ActivationStore;
 struct StoredActivation;
 }  // namespace detail
 
-/// Moves saved activations out of the memory of the device that a model trains on.
+/// Moves saved activations out of the memory of the device on which a model trains.
 class ActivationOffloader : public SavedPacker {
  public:
-  /// Returns the bytes of the scratch file.
+  /// Returns the size of the scratch file in bytes. In a dry run, this is the size that it would
+  /// have.
   virtual int64_t file_bytes() const = 0;
   /// Returns the statistics of the transfers so far.
   virtual TransferTimes times() const = 0;
@@ -49,8 +50,8 @@ class DiskOffloader final : public ActivationOffloader {
                          size_t least = size_t{64} << 10);
   ~DiskOffloader() override;
 
-  /// Stores t in the file if it is counted as an activation (see Memory), is on the CPU, and its
-  /// storage has at least `least` bytes. Returns null otherwise.
+  /// Stores t in the file if it is on the CPU, and its storage is counted as Memory::activations
+  /// and has at least `least` bytes. Returns null otherwise.
   std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) override;
   bool is_exact() const override { return true; }
 
@@ -77,9 +78,9 @@ class DiskOffloader final : public ActivationOffloader {
   std::unique_ptr<WorkThread> reader_, writer_;  // the last members: they use the others
 };
 
-/// While alive, the ops of this thread and its recomputed parts keep their activations in
-/// `offload`. The thread's allocations are counted as activations, except in a MemoryScope of
-/// another category; see PackSaved.
+/// While alive, `offload` keeps the activations that ops and recomputed parts save on this thread.
+/// The thread's allocations are counted as activations, except in a MemoryScope of another
+/// category; see PackSaved.
 class OffloadActivations : public ModeGuard {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.

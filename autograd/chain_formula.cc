@@ -38,7 +38,7 @@ double number_for(ChainOp op, double number, at::ScalarType dtype) {
   return static_cast<double>(c10::BFloat16(static_cast<float>(number)));
 }
 
-/// Returns the result of a value's op for its operands.
+/// Returns the result of the op of `v` for operands a, b and c. `sizes` is the formula's shape.
 at::Tensor result_by_aten(const ChainValue& v, const at::Tensor& a, const at::Tensor& b,
                           const at::Tensor& c, at::IntArrayRef sizes) {
   const at::Scalar s = v.number;
@@ -108,7 +108,7 @@ int ChainFormula::add_input(at::ScalarType dtype, bool needs_grad, bool per_row)
   return push({.dtype = dtype, .needs_grad = needs_grad, .per_row = per_row, .input = inputs_++});
 }
 
-/// Returns whether an elementwise op of these operands gives one element per row.
+/// Returns whether the result of an elementwise op on these operands has one element per row.
 bool ChainFormula::is_per_row(const std::array<int, 3>& from) const {
   return std::all_of(from.begin(), from.end(),
                      [&](int value) { return value < 0 || (*this)[value].per_row; });
@@ -154,8 +154,8 @@ int ChainFormula::add_like(const ChainValue& value, const std::array<int, 3>& fr
   return push(made);
 }
 
-/// Returns the gradients of the operands of a value y, given its gradient dy, by the formulas of
-/// ops/elementwise.cc and ops/math.cc.
+/// Adds the gradients of the operands of value y, given its gradient dy, by the formulas of
+/// ops/elementwise.cc and ops/math.cc. Returns their indices; -1 if an operand has no gradient.
 std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy) {
   const auto [a, b, c] = v.from;
   const auto needs = [&](int value) { return value >= 0 && (*this)[value].needs_grad; };
@@ -214,8 +214,8 @@ std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy
   }
 }
 
-/// Adds the gradient of an operand as the engine passes it on: summed over rows if the operand has
-/// one element per row. Returns its index. Only float32 is summed here.
+/// Returns the index of the gradient that the engine would pass on to an operand: the sum of each
+/// row of `gradient` if the operand has one element per row. Only float32 is summed here.
 int ChainFormula::add_gradient(int gradient, const ChainValue& operand) {
   const ChainValue& given = (*this)[gradient];
   const bool is_summed = operand.per_row && !given.per_row && given.dtype == at::kFloat;
@@ -260,7 +260,7 @@ std::vector<bool> ChainFormula::inputs_of(const std::vector<int>& wanted) const 
   return read;
 }
 
-/// Returns which values the wanted ones depend on.
+/// Returns for each value whether a value in `wanted` is or depends on it.
 std::vector<bool> ChainFormula::dependencies_of(const std::vector<int>& wanted) const {
   std::vector<bool> used(values_.size(), false);
   for (const int value : wanted) used[static_cast<size_t>(value)] = true;
@@ -309,7 +309,8 @@ std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
     Chain::Step step{.op = v.op, .number = v.number, .low = v.dtype == at::kBFloat16};
     for (size_t k = 0; k < step.from.size(); ++k)
       step.from[k] = v.from[k] < 0 ? -1 : place[static_cast<size_t>(v.from[k])];
-    // ATen computes these powers by arithmetic, and calls a function for most others.
+    // ATen computes the powers 1, 2 and 3 by copying or multiplying, and calls a function for most
+    // others.
     const bool is_cube = v.op == ChainOp::pow && v.number == 3;
     if (v.op == ChainOp::pow && v.number == 1) step.op = ChainOp::copy;
     if (v.op == ChainOp::pow && (v.number == 2 || is_cube)) {

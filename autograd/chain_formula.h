@@ -18,28 +18,28 @@ struct ChainValue {
   ChainOp op = ChainOp::input;
   std::array<int, 3> from{-1, -1, -1};
   double number = 0;
-  at::ScalarType dtype = at::kFloat;  ///< float32, bfloat16 or, of a mask, bool
+  at::ScalarType dtype = at::kFloat;  ///< float32, bfloat16, or bool for a mask
   bool needs_grad = false;            ///< a gradient flows to it
   bool per_row = false;               ///< it has one element per row
-  int input = -1;                     ///< of an input: its index
+  int input = -1;                     ///< index of the input; -1: a result
 };
 
 /// A use of an input of the formula: operand `operand` of value `value` is input `input`.
 struct ChainUse {
   int input = 0;
   int value = 0, operand = 0;
-  int gradient = -1;  ///< index of the value that is this use's gradient; -1: not wanted
+  int gradient = -1;  ///< index of the value that is this use's gradient; -1: not needed
 };
 
-/// Values in the order in which they are computed. The last dim of the formula's shape is a row; a
-/// value has that shape, or one element per row.
+/// A formula: a list of values in the order in which they are computed. A value has the formula's
+/// shape or one element per row; a row lies along the last dim.
 class ChainFormula {
  public:
   /// Adds an input and returns the index of its value.
   int add_input(at::ScalarType dtype, bool needs_grad, bool per_row = false);
   /// Adds an op on value a and, unless b is -1, on value b. Returns the index of its result, which
-  /// has the dtype and shape that ATen gives it. `number` is the scalar operand of an op that has
-  /// one. Operands of row_sum and row_mean must be float32 and not be per row.
+  /// has the dtype and shape that ATen would give it. `number` is the scalar operand of an op that
+  /// has one. Operands of row_sum and row_mean must be float32 and have the formula's shape.
   int add(ChainOp op, int a, int b = -1, double number = 0);
   /// Adds a select and returns the index of its result: b where the mask is true, and c elsewhere.
   /// b and c must have the same dtype.
@@ -47,38 +47,39 @@ class ChainFormula {
   /// Adds a cast of a to `dtype` and returns its index; returns a if a has that dtype already.
   int add_cast(int a, at::ScalarType dtype);
 
-  /// Adds the same op as that of `value`, on other operands of the same dtypes. Returns the index
-  /// of its result.
+  /// Adds the op of `value`, applied to the operands `from`, which must have the same dtypes as its
+  /// own. Returns the index of its result.
   int add_like(const ChainValue& value, const std::array<int, 3>& from);
 
   /// Adds the backward pass from the gradient `dy` of `result`, with the same operations in the
-  /// same order as the engine. Returns one entry for each use of an input that needs a gradient, in
-  /// the order in which the engine would add these gradients: the last use first. Gradients have
-  /// the shape of the result, or one element per row if the input does and they are float32; their
-  /// dtype may differ from that of the input.
+  /// same order as if the engine ran it op by op. Returns one entry for each use of an input that
+  /// needs a gradient, in the order in which the engine would add these gradients: the last use
+  /// first. A gradient has the formula's shape, or one element per row if its input does; in
+  /// bfloat16, the gradient of such an input may not be summed along the rows yet. Its dtype may
+  /// differ from that of the input.
   std::vector<ChainUse> add_backward(int result, int dy);
 
   /// Turns the result of an op into a new input of the formula, so that the caller supplies the
-  /// value and it is not computed. Changes nothing and returns false if no wanted value depends on
-  /// it.
+  /// value instead of the formula computing it. Changes nothing and returns false if no value in
+  /// `wanted` depends on it.
   bool make_input(int value, const std::vector<int>& wanted);
 
-  /// Returns for each input whether the wanted values depend on it.
+  /// Returns for each input whether a value in `wanted` depends on it.
   std::vector<bool> inputs_of(const std::vector<int>& wanted) const;
 
-  /// Returns the shape of a value, given that of the formula.
+  /// Returns the shape of a value, given the shape of the formula.
   std::vector<int64_t> sizes_of(int value, at::IntArrayRef sizes) const;
 
   const std::vector<ChainValue>& values() const { return values_; }
   const ChainValue& operator[](int value) const { return values_[static_cast<size_t>(value)]; }
 
-  /// Computes the wanted values, which must be distinct and not be inputs, on CPUs. `layouts` and
-  /// `tensors` are those of the inputs; `sizes` is the shape of the formula. Results are
-  /// contiguous.
+  /// Computes the values in `wanted` as one chain on the CPU. They must be distinct and must not be
+  /// inputs. `layouts` and `tensors` have one entry for each input; `sizes` is the shape of the
+  /// formula. Results are contiguous.
   std::vector<at::Tensor> run(const std::vector<int>& wanted,
                               const std::vector<Chain::Input>& layouts,
                               std::span<const at::Tensor> tensors, at::IntArrayRef sizes) const;
-  /// Computes the same values by ops one by one, for inputs of any layout.
+  /// Computes the same values op by op, for inputs of any layout.
   std::vector<at::Tensor> run_by_aten(const std::vector<int>& wanted,
                                       std::span<const at::Tensor> tensors,
                                       at::IntArrayRef sizes) const;

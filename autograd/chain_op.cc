@@ -17,20 +17,20 @@
 namespace lathe {
 namespace {
 
-/// A recorded function. Its op has one input for each use that needs a gradient, the newest use
-/// first, so that the engine adds gradients in the same order as without fusing. The other inputs
-/// of the formula follow, one each.
+/// A recorded formula with its backward pass. The op "fused" has one input for each use of a
+/// formula input that needs a gradient, the last use first, so that the engine adds gradients in
+/// the same order as without fusing. The other inputs of the formula follow, once each.
 struct Recorded {
   ChainFormula formula, backward;
   int result = 0, dy = 0;
-  std::vector<ChainUse> uses;  // of `backward`
+  std::vector<ChainUse> uses;  // their gradients are values of `backward`
   std::vector<int> kept;       // values that backward gets in addition to the inputs and dy
   std::vector<size_t> place;   // for each input of the formula, the first op input that holds it
   std::vector<Chain::Input> layouts;
   // Of each input of the formula:
   std::vector<std::vector<int64_t>> shapes;
   std::vector<at::ScalarType> dtypes;
-  std::vector<bool> reads;  // backward reads its values
+  std::vector<bool> reads;  // whether backward reads its values
   // Of the whole formula:
   std::vector<int64_t> sizes;
   PerElement cost;
@@ -60,9 +60,9 @@ at::Tensor run_comparison(const ChainValue& v, const std::vector<Variable>& x) {
   }
 }
 
-/// Runs the recorded ops one by one, on the inputs of the fused op, of which only those that
-/// backward reads have their values. `kept` has the values of Recorded::kept. They replace the
-/// results of their ops, which may depend on other inputs.
+/// Runs the recorded ops one by one. `inputs` are the inputs of the op "fused"; those that backward
+/// does not read are zeros. `kept` has the values of Recorded::kept. They replace the results that
+/// are computed here, since these may depend on the zeros.
 Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs,
                      const std::vector<Saved>& kept) {
   const ModeGuard guard;
@@ -95,7 +95,8 @@ Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs,
 
     const auto found = std::find(r.kept.begin(), r.kept.end(), static_cast<int>(i));
     if (found == r.kept.end()) continue;
-    // Not a change in place: the op has saved its result before it has its value.
+    // Write without incrementing the tensor's version: the op has already saved its result, and its
+    // backward must read this value.
     const at::Tensor& value = kept[static_cast<size_t>(found - r.kept.begin())].data();
     std::memcpy(results[i].data().mutable_data_ptr(), value.const_data_ptr(), value.nbytes());
   }
@@ -148,7 +149,7 @@ struct Fused {
     }
     if (layout) add_up(formula, uses, slots);
 
-    // A gradient that is one value for each row stays that, as an expanded tensor.
+    // A gradient that repeats one value along each row is computed once per row and then expanded.
     const auto computed = [&](int gradient) {
       return formula[gradient].op == ChainOp::spread ? formula[gradient].from[0] : gradient;
     };
@@ -195,8 +196,9 @@ struct Fused {
   }
 
  private:
-  /// For each input with several uses, replaces their gradients by one sum, unless the engine would
-  /// add the first of them to another gradient. The order of additions stays the engine's.
+  /// For each input of full shape that has several uses, replaces the gradients of the uses by
+  /// their sum, added in the engine's order. Leaves an input unchanged if the engine already has a
+  /// gradient for it, to which it would add the first of these gradients.
   void add_up(ChainFormula& formula, std::vector<ChainUse>& uses, GradSlots& slots) const {
     for (size_t first = 0; first < uses.size(); ++first) {
       ChainUse& use = uses[first];
@@ -212,7 +214,7 @@ struct Fused {
     }
   }
 
-  /// Returns the op's inputs as constants. Inputs that no gradient depends on are zeros.
+  /// Returns the op's inputs as constants. Inputs that backward does not read are zeros.
   std::vector<Variable> constants(size_t count) const {
     const Recorded& r = *recorded;
     std::vector<Variable> inputs(count), of_formula;
@@ -273,8 +275,9 @@ Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> fr
   r->dy = r->backward.add_input(r->formula[result].dtype, false, r->formula[result].per_row);
   r->uses = r->backward.add_backward(result, r->dy);
 
-  // Keep the results of ATen's functions, tanh and softmax, as these ops alone do, since computing
-  // them again costs more, and sums of rows, which take little memory.
+  // Keep the results of ATen's functions, tanh and softmax, because they are expensive to compute
+  // again. (Without fusing, these ops also keep their results.) Keep sums of rows, because they
+  // take little memory.
   std::vector<int> wanted;
   for (const ChainUse& use : r->uses) wanted.push_back(use.gradient);
 

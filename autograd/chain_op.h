@@ -21,7 +21,8 @@ struct ChainInput {
 };
 
 /// Applies the op "fused" and returns the formula's value `result`, of shape `sizes`. `inputs` are
-/// the inputs of the formula, in its order. `cost` is the sum of the costs of its ops.
+/// the inputs of the formula, in order. `cost` is the sum of the costs of its ops, per element of
+/// `sizes`.
 Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> inputs, int result,
                      at::IntArrayRef sizes, PerElement cost);
 

@@ -139,8 +139,8 @@ bool ChainTrace::is_per_row(const at::Tensor& t, const Chain::Input& layout) con
   return layout.inner == per_row.inner && layout.size == per_row.size;
 }
 
-/// Returns whether the result of an elementwise op has one element per row. Throws LeftChain if it
-/// has another shape than that or the chain's.
+/// Returns whether the result of an elementwise op has one element per row. Throws LeftChain if the
+/// result has neither that shape nor the chain's shape.
 bool ChainTrace::gives_one_per_row(std::span<const Variable> inputs, const at::Tensor& mask) const {
   std::vector<int64_t> result;
   for (const Variable& v : inputs) result = at::infer_size(result, v.sizes());
@@ -163,8 +163,9 @@ int ChainTrace::add_input(const Variable& v) {
       if (t._version() != input.version) detail::leave_chain();
       return input.value;
     }
-    // Two different tensors of one parameter, such as its own and that of its working copy, can't
-    // both be inputs, because their gradients are added up in one sum.
+    // Two tensors of one parameter, such as its float32 tensor and its working copy, can't both be
+    // inputs: the engine adds all of their gradients to one sum, in an order that a chain would
+    // change.
     if (v.edge() && same_edge) detail::leave_chain();
   }
   const bool per_row = is_per_row(t, *layout);
@@ -223,8 +224,10 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
   return add(form, info, inputs);
 }
 
-/// Throws LeftChain if an op with one result per row, or one that needs complete rows, can't be in
-/// the chain, alone or beside calls of ATen's functions.
+/// Records whether the chain uses rows and calls ATen's functions once the op is added.
+/// `one_per_row`: the op's operands have one element per row. Throws LeftChain if the op needs
+/// complete rows and these are missing, or if the chain could not combine rows with these calls and
+/// keep ATen's bits.
 void ChainTrace::check_split(ChainOp op, bool one_per_row) {
   if (needs_rows(op) && (one_per_row || !has_rows())) detail::leave_chain();
   const bool uses_rows = uses_rows_ || one_per_row || needs_rows(op),
@@ -236,13 +239,13 @@ void ChainTrace::check_split(ChainOp op, bool one_per_row) {
   calls_per_row_ = calls_per_row;
 }
 
-/// Returns whether values per row may be in the chain beside these calls of ATen's functions.
+/// Returns whether the chain may use rows together with these calls of ATen's functions.
 bool ChainTrace::splits_alike(bool calls, bool calls_per_row) const {
   return rows_split_alike(per_row_layout().size, sizes_.back(), calls, calls_per_row);
 }
 
-/// Throws LeftChain if a value that is computed from operands a and b (-1: there is no b) would
-/// differ in a chain.
+/// Throws LeftChain if a value that is computed from operands a and b (-1: there is no b) could
+/// have other bits in a chain than outside of it.
 void ChainTrace::check_operands(const ChainForm& form, int a, int b, bool one_per_row) const {
   if (one_per_row && form.mask.defined()) detail::leave_chain();  // masks are never per row
   bool is_low = true;
@@ -250,12 +253,13 @@ void ChainTrace::check_operands(const ChainForm& form, int a, int b, bool one_pe
     if (value < 0) continue;
     const ChainValue& v = formula_[value];
     if (one_per_row && !v.per_row) detail::leave_chain();
-    // There are only kernels for rows of float32, and the engine would sum a bfloat16 gradient over
-    // rows in ATen's order.
+    // The kernels for rows support only float32.
     if (needs_rows(form.op) && v.dtype != at::kFloat) detail::leave_chain();
     is_low = is_low && v.dtype == at::kBFloat16;
   }
   for (const int value : {a, b}) {
+    // The engine would sum the bfloat16 gradient of such an operand along rows in ATen's order,
+    // which a chain does not have.
     if (value < 0 || one_per_row || !is_low) continue;
     const ChainValue& v = formula_[value];
     if (v.per_row && v.needs_grad && v.op != ChainOp::input) detail::leave_chain();
@@ -265,7 +269,7 @@ void ChainTrace::check_operands(const ChainForm& form, int a, int b, bool one_pe
 Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
                          std::span<const Variable> inputs) {
   // The result must have the dtype that ATen promotes to. In this promotion, a tensor without dims
-  // counts less than one with dims.
+  // has lower priority than one with dims.
   for (const Variable& v : inputs) {
     if (v.dtype() != inputs[0].dtype() && (v.dim() == 0 || form.op == ChainOp::select))
       detail::leave_chain();
@@ -280,7 +284,8 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
   const bool one_per_row = gives_one_per_row(inputs, form.mask);
   check_split(op, one_per_row);
 
-  const bool is_gelu = op == ChainOp::gelu || op == ChainOp::gelu_exact;  // ATen's
+  // Whether ATen's gelu() computes the op.
+  const bool is_gelu = op == ChainOp::gelu || op == ChainOp::gelu_exact;
   if (is_gelu && one_per_row) detail::leave_chain();  // ATen divides so few elements differently
   if (is_gelu && !gelu_splits_alike(c10::multiply_integers(sizes_))) detail::leave_chain();
 

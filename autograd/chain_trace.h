@@ -1,5 +1,5 @@
-// Ops that are recorded without running them: those of a function that fused() is given, or those
-// that DeferOps runs later.
+// Records ops without running them: the ops of a function that is given to fused(), or ops that
+// DeferOps runs later.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,11 +32,12 @@ at::Tensor compare_in_chain(Comparison op, const Operand& a, const Operand& b);
 }  // namespace detail
 
 /// Records the ops that a function runs on given inputs as a formula. While it records
-/// (Mode::chain), ops return placeholder tensors without memory. Throws LeftChain for what a chain
-/// can't contain: ops that are not elementwise, results whose shape is not the inputs' common one,
-/// values that are neither float32 nor bfloat16 nor a bool mask, inputs that are not contiguous CPU
-/// tensors, and changes in place. The result of a sum or mean of rows has a last dim of 1; so do
-/// those of elementwise ops whose operands all do.
+/// (Mode::chain), ops return placeholder tensors without memory. Throws LeftChain for anything that
+/// a chain can't contain: ops that are neither elementwise nor ops on rows (needs_rows()), results
+/// that do not have the common shape of the inputs, values of other dtypes than float32, bfloat16
+/// and (for masks) bool, inputs that are not contiguous CPU tensors, and changes in place. As an
+/// exception to the common shape, sums and means of rows have a last dim of 1, and so do the
+/// results of elementwise ops on such values alone.
 class ChainTrace {
  public:
   /// Prepares to record a function of these inputs. Throws LeftChain.
@@ -54,16 +55,16 @@ class ChainTrace {
   at::Tensor compare(ChainOp op, const detail::Operand& a, const detail::Operand& b);
   /// Returns whether v is a placeholder for a value of this chain.
   bool has(const Variable& v) const { return value_of(v.data()).has_value(); }
-  /// Returns the number of the value that the function returned. Throws LeftChain if the
-  /// chain can't compute that value, or if a value or an input was changed in place.
+  /// Returns the index of the value `y` that the function returned. Throws LeftChain if the chain
+  /// can't compute that value, or if a value or an input was changed in place.
   int result(const Variable& y) const;
 
   const ChainFormula& formula() const { return formula_; }
   const std::vector<ChainInput>& inputs() const { return inputs_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
-  /// Returns whether values may be per row.
+  /// Returns whether the chain may contain ops on rows and values with one element per row.
   bool has_rows() const;
-  /// Returns how an input that has one element per row is read.
+  /// Returns the layout of an input that has one element per row.
   Chain::Input per_row_layout() const;
   /// Returns the cost of all ops, per element of the chain.
   PerElement cost() const;
@@ -85,8 +86,8 @@ class ChainTrace {
 
   bool grad_;  // Mode::grad when the recording began
   ChainFormula formula_;
-  std::vector<PerElement> costs_;                      // of values, per element of the chain
-  std::vector<std::pair<at::Tensor, int>> stand_ins_;  // and the indices of their values
+  std::vector<PerElement> costs_;                      // of each value, per element of the chain
+  std::vector<std::pair<at::Tensor, int>> stand_ins_;  // with the indices of their values
 
  private:
   bool is_per_row(const at::Tensor& t, const Chain::Input& layout) const;
@@ -101,7 +102,7 @@ class ChainTrace {
 
   std::vector<int64_t> sizes_;
   bool uses_rows_ = false;
-  bool calls_ = false, calls_per_row_ = false;       // of ATen's functions
+  bool calls_ = false, calls_per_row_ = false;       // whether ops call ATen's functions
   std::shared_ptr<Node> differentiable_, constant_;  // the nodes of stand-ins
   std::vector<ChainInput> inputs_;
   std::vector<Variable> arguments_;

@@ -53,10 +53,10 @@ Variable randn(at::IntArrayRef sizes, uint64_t seed, at::TensorOptions options) 
 
 Variable one_hot(const at::Tensor& ids, int64_t classes, at::TensorOptions options) {
   LATHE_CHECK(ids.scalar_type() == at::kLong, "one_hot: ids must be int64, not ", describe(ids));
-  LATHE_CHECK(
-      classes >= 1 && (ids.numel() == 0 ||
-                       (ids.min().item<int64_t>() >= 0 && ids.max().item<int64_t>() < classes)),
-      "one_hot: ", describe(ids), ": ids must be in [0, ", classes, "), classes at least 1");
+  LATHE_CHECK(classes >= 1 && (ids.numel() == 0 || (ids.min().item<int64_t>() >= 0 &&
+                                                    ids.max().item<int64_t>() < classes)),
+              "one_hot: ", describe(ids), ": ids must be in [0, ", classes,
+              "), and classes must be at least 1");
   auto sizes = ids.sizes().vec();
   sizes.push_back(classes);
   if (!options.has_device()) options = options.device(ids.device());

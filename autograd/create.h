@@ -17,11 +17,12 @@ Variable zeros(at::IntArrayRef sizes, at::TensorOptions options = {});
 Variable ones(at::IntArrayRef sizes, at::TensorOptions options = {});
 /// Returns a tensor of shape `sizes` filled with `value`.
 Variable full(at::IntArrayRef sizes, double value, at::TensorOptions options = {});
-/// Returns start, start + step, ... below end (above it for a negative step).
+/// Returns start, start + step, ... below end (above it for a negative step). Throws if step is 0
+/// or its sign is not that of end - start.
 Variable arange(double start, double end, double step = 1, at::TensorOptions options = {});
 /// Returns 0, 1, ... below end.
 Variable arange(double end, at::TensorOptions options = {});
-/// Returns n >= 1 evenly spaced values from start to end, including both.
+/// Returns n evenly spaced values from start to end, including both. n must be at least 1.
 Variable linspace(double start, double end, int64_t n, at::TensorOptions options = {});
 /// Returns normally distributed random numbers with mean 0 and standard deviation 1, drawn in
 /// float32. The same seed gives the same numbers; on another instruction set, the last bit of a

@@ -20,12 +20,13 @@
 
 namespace lathe {
 
-/// The node of a deferred op: its position in the graph, which it has before the op runs. `made` is
-/// the node of the op that later computes its output.
+/// The node of a deferred op. It has its position in the graph before the op runs. `made` is the
+/// node of the op that later computes the output.
 struct DeferredNode final : Node {
   explicit DeferredNode(const at::Tensor& output) : Node({&output, 1}) {}
 
-  /// Takes over the node of the result; null if no gradient flows to the inputs any more.
+  /// Sets `made` to the node of the computed result. `node` is null if no gradient flows to the
+  /// inputs any more.
   void take(std::shared_ptr<Node> node) {
     if (!node) return;
     made = std::move(node);
@@ -83,7 +84,7 @@ void become(const at::Tensor& to, const at::Tensor& from) {
 class DeferredTrace final : public ChainTrace {
  public:
   explicit DeferredTrace(at::IntArrayRef sizes) : ChainTrace(sizes) {}
-  /// Leaves the results of ops that never ran without elements, since they have no memory.
+  /// Makes the results of ops that never ran empty, since they have no memory.
   ~DeferredTrace() override {
     for (const auto& [t, value] : stand_ins_) {
       if (t.storage().nbytes() == 0) t.unsafeGetTensorImpl()->set_sizes_contiguous({0});
@@ -118,8 +119,10 @@ class DeferredTrace final : public ChainTrace {
  private:
   static constexpr int none = -1;
 
-  /// Finds for each value the one that computes it: itself if it is stored, else the only stored
-  /// value that depends on it; `none` for inputs, and for values that nothing needs.
+  /// Divides the ops into parts, one for each stored value. The part of a value is the value itself
+  /// if it is stored, and otherwise the only stored value that depends on it. It is `none` for
+  /// inputs, and for values on which no stored value depends. Also marks values that several parts
+  /// need as stored.
   void divide();
   /// Returns whether each input gets its gradients in the same order as if the ops ran one by one.
   bool keeps_order() const;
@@ -129,11 +132,12 @@ class DeferredTrace final : public ChainTrace {
   std::map<int, std::shared_ptr<DeferredNode>> nodes_;  // of values that need a gradient
   std::vector<at::Tensor> tensors_;                     // of values; undefined for inputs
   std::vector<bool> is_stored_;
-  std::vector<int> part_;  // of each value: the stored value that it is computed with
+  std::vector<int> part_;  // of each value: the stored value whose part computes it
 };
 
 bool DeferredTrace::has_handle(int value) const {
-  if (tensors_[static_cast<size_t>(value)].use_count() > 2) return true;  // stand_ins_, tensors_
+  // stand_ins_ and tensors_ hold one reference each.
+  if (tensors_[static_cast<size_t>(value)].use_count() > 2) return true;
   const auto found = nodes_.find(value);
   if (found == nodes_.end()) return false;
   const DeferredNode& node = *found->second;
@@ -155,7 +159,7 @@ void DeferredTrace::divide() {
     for (const int from : values[v].from) {
       if (from < 0 || values[static_cast<size_t>(from)].op == ChainOp::input) continue;
       const auto f = static_cast<size_t>(from);
-      // Two parts need it: then its gradient must be summed before it flows further.
+      // Two parts need the value, so its gradients must be summed before they flow further.
       if (is_needed[f] && part_[f] != part_[v]) is_stored_[f] = true;
       is_needed[f] = true;
       part_[f] = part_[v];
@@ -164,8 +168,9 @@ void DeferredTrace::divide() {
 }
 
 bool DeferredTrace::keeps_order() const {
-  // If the ops ran one by one, an input would get the gradient of its newest use first. Parts run
-  // newest first, each with all of its uses.
+  // If the ops ran one by one, an input would get the gradient of its newest use first. In
+  // backward, parts run newest first, and each part adds the gradients of all its uses of the
+  // input.
   const auto& values = formula_.values();
   std::vector<int> last(values.size(), static_cast<int>(values.size()));
   for (size_t v = values.size(); v-- > 0;) {
@@ -249,8 +254,8 @@ void DeferredTrace::compute() {
   for (const ChainInput& input : inputs()) {
     const at::Tensor& t = input.variable.data();
     LATHE_CHECK(t._version() == input.version, "a tensor ", describe(t),
-                " was changed in place before a deferred op of it ran; change it through its "
-                "Variable, or run the model without train.fuse");
+                " was changed in place before a deferred op that reads it ran; change it through "
+                "its Variable, or set train.fuse = \"off\"");
   }
 
   const auto& values = formula_.values();
@@ -342,13 +347,13 @@ Variable DeferOps::record_on_cpu(const ChainForm& form, const OpInfo& info,
       sizes = v.sizes().vec();
     } else if (trace_ && at::is_expandable_to(sizes, trace_->sizes()) &&
                at::is_expandable_to(v.sizes(), trace_->sizes())) {
-      sizes = at::infer_size(sizes, v.sizes());  // such as those of a row and a column
+      sizes = at::infer_size(sizes, v.sizes());  // such as a row and a column
     } else {
       return {};
     }
   }
   if (form.mask.defined() && !at::is_expandable_to(form.mask.sizes(), sizes)) return {};
-  // An op of sums of rows belongs to the ops that compute and use these sums.
+  // An op on values with one element per row belongs to the recorded ops that compute these values.
   const bool is_of_rows =
       trace_ && trace_->has_rows() && sizes == per_row_sizes(trace_->sizes()) &&
       std::ranges::any_of(inputs, [&](const Variable& v) { return trace_->has(v); });

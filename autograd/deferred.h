@@ -35,7 +35,8 @@ class DeferOps : public ModeGuard {
   DeferOps(const DeferOps&) = delete;
   DeferOps& operator=(const DeferOps&) = delete;
 
-  /// Records an op and returns its result; undefined if the op must run immediately.
+  /// Records an op and returns its result. Returns an undefined Variable if the op must run
+  /// immediately.
   Variable record(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
   /// Runs the ops that were recorded.
   void compute();
@@ -48,13 +49,13 @@ class DeferOps : public ModeGuard {
 
   const int64_t least_;
   const std::vector<at::Tensor> changing_;
-  const Mode mode_;  // in which the recorded ops run
+  const Mode mode_;  // the mode in which the recorded ops run
   std::unique_ptr<DeferredTrace> trace_;
 };
 
 }  // namespace detail
 
-/// Counts of what deferred() has fused.
+/// Counts of the ops that deferred() has fused.
 struct FusionCount {
   int64_t ops = 0;    ///< elementwise ops that became part of a fused op
   int64_t fused = 0;  ///< fused ops that computed them
@@ -63,23 +64,25 @@ struct FusionCount {
 FusionCount fusion_count();
 
 /// Returns f() and fuses its elementwise ops, sums and means of rows, and softmax. Each op is
-/// recorded when it is called. The recorded ops run when one of their values is read, when an op of
-/// another kind is called, when an op of another shape would be recorded (but results may have one
-/// element per row), and after 64 values. Results that still have handles at that
-/// time are stored. So are results that several stored ones need. If gradients would otherwise be
-/// added in another order, all results are stored. The remaining ops run inside the op "fused"
-/// (autograd/fused.h) of a stored result that depends on them. The following ops run as they do
-/// without deferred(): an op that can't be combined with another one, an op with a small result, an
-/// op that fused() does not support, an op with a constant operand that has the memory of a tensor
-/// of `changing`, which f() may change in place, and all ops while they are observed or recomputed.
+/// recorded when it is called. The recorded ops run when one of their values is read, when an op
+/// that can't be recorded is called, when an op whose result has another shape is called (results
+/// with one element per row may be recorded too), and when 64 values are recorded. Results that
+/// still have handles at that time are stored, and so are results on which several stored ones
+/// depend. If gradients would otherwise be added in another order than without deferred(), all
+/// results are stored. The remaining ops run inside the op "fused" (autograd/fused.h) of the stored
+/// result that depends on them. The following ops run as they do without deferred(): an op that
+/// can't be combined with another one, an op with a small result, an op that fused() does not
+/// support, and all ops while they are observed or recomputed. `changing` lists tensors that f()
+/// may change in place; an op with a constant operand that shares memory with one of them also runs
+/// as without deferred().
 ///
 /// A temporary lives until the end of its expression: matmul(tanh(exp(x)), w) runs while exp(x)
 /// still has a handle, so exp(x) is stored. After the statement `y = tanh(exp(x))`, exp(x) has no
 /// handle, so matmul(y, w) does not store it.
 ///
-/// Values and gradients have the bits of the ops run one by one (NaNs may differ in their payload);
-/// second derivatives agree up to rounding. Before an op has run, its input tensors must not be
-/// changed in place through a handle that is not a Variable; otherwise, running it throws.
+/// Values and gradients have the same bits as if the ops ran one by one (NaNs may differ in their
+/// payload); second derivatives agree up to rounding. Before an op has run, its input tensors must
+/// not be changed in place through a handle that is not a Variable; otherwise, running it throws.
 template <std::invocable F>
 auto deferred(const F& f, std::vector<at::Tensor> changing = {})
     -> std::decay_t<std::invoke_result_t<const F&>> {

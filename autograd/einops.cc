@@ -1,4 +1,4 @@
-// rearrange, reduce and repeat: x is reshaped to its elementary axes, reduced, permuted, expanded,
+// rearrange, reduce and repeat: x is reshaped to its elementary axes, permuted, reduced, expanded,
 // and reshaped to the result.
 #include "autograd/einops.h"
 
@@ -26,8 +26,8 @@ const char* name_of(Kind kind) {
 }
 
 constexpr size_t ellipsis = SIZE_MAX;  // as an axis: all dims of "..."
-/// Axes that share one dim; without axes it is a dim of size 1. With `spread` ("..." outside of
-/// parentheses) each axis has its own dim.
+/// The axes that one dim of a pattern joins; a group without axes is a dim of size 1. With `spread`
+/// ("..." outside of parentheses) each axis has its own dim.
 struct Group {
   std::vector<size_t> axes{};
   bool spread = false;
@@ -41,7 +41,7 @@ struct Axis {
 
 /// A parsed pattern.
 struct Recipe {
-  std::string text;  // rearrange "...": for messages
+  std::string text;  // begins error messages: rearrange "b c -> c b"
   std::vector<Axis> axes;
   Side left, right;
   std::vector<size_t> reduced, added;  // axes on the left only, and on the right only
@@ -184,7 +184,7 @@ std::string text_of(const Recipe& r, const Group& group) {
   return out + ")";
 }
 
-/// A recipe fitted to the shape of an x: "..." has become axes, and every axis has its size.
+/// A recipe fitted to the shape of a tensor: "..." is replaced by axes, and every axis has a size.
 struct FittedRecipe {
   std::vector<int64_t> sizes;
   Side left, right;
@@ -202,7 +202,7 @@ class RecipeFitter {
     for (size_t d = 0; d < fitted_.left.size(); ++d) match(d);
     for (const size_t a : fitted_.added) {
       if (fitted_.sizes[a] < 0)
-        wrong("axis ", recipe_.axes[a].name, " is new, and its size is not given");
+        wrong("axis ", recipe_.axes[a].name, " is new, but its size is not given");
     }
     return std::move(fitted_);
   }
@@ -235,7 +235,7 @@ void RecipeFitter::take_sizes(const AxisSizes& given) {
   }
 }
 
-/// Makes axes of "...", which stands for the dims of x that no other group takes.
+/// Replaces "..." by new axes, one for each dim of x that no other group takes.
 void RecipeFitter::expand_ellipsis() {
   const int64_t dims = static_cast<int64_t>(recipe_.left.size()) - (recipe_.with_ellipsis ? 1 : 0),
                 more = x_.dim() - dims;
@@ -303,7 +303,7 @@ void RecipeFitter::match(size_t d) {
     const bool is_one = group.axes.size() == 1;
     wrong(is_one ? "axis " : "the product of ",
           is_one ? recipe_.axes[group.axes[0]].name : text_of(recipe_, group), " is ", known,
-          " by the sizes given and ", size, " in x");
+          " according to the given sizes, but ", size, " in x");
   }
 }
 
@@ -337,7 +337,8 @@ Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern,
     return std::find(in.begin(), in.end(), a) != in.end();
   };
 
-  // The order of the result, followed by the reduced axes.
+  // `order` has the axes of x in the order of the result, followed by the reduced axes. `result`
+  // has all axes of the result, including new ones.
   std::vector<size_t> order, result;
   for (const Group& group : b.right) {
     for (const size_t a : group.axes) {

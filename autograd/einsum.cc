@@ -1,4 +1,4 @@
-// Einstein summation. Two operands are multiplied at a time, each pair by one matrix product.
+// Einstein summation. Operands are multiplied two at a time, each pair by one matrix product.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -25,8 +25,8 @@ namespace {
 constexpr int open_ellipsis = std::numeric_limits<int>::min();
 
 struct Equation {
-  std::string text;                // how errors name it: einsum "ij,jk->ik"
-  std::vector<std::string> names;  // of labels
+  std::string text;                // begins error messages: einsum "ij,jk->ik"
+  std::vector<std::string> names;  // names of the indices, by label
   std::vector<Labels> in;
   Labels out;
 };
@@ -116,7 +116,7 @@ Equation parse(const std::string& text, bool named) {
     return e;
   }
 
-  // Parsing the result may add names: these are indices that are in no operand.
+  // A name that is new in the result is an index that no operand has.
   const size_t known = e.names.size();
   e.out = parse_labels(text.substr(arrow + 2), named, e);
   for (const int label : e.out) {
@@ -198,8 +198,8 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
   return b;
 }
 
-/// An operand and its indices, each of which appears once. An index whose dim has size 1 here and
-/// a larger one elsewhere is left out.
+/// An operand and its indices, each of which appears once. An index whose dim has size 1 here and a
+/// larger size in another operand is left out.
 struct Labeled {
   Variable x;
   Labels labels;

@@ -6,7 +6,7 @@
 namespace lathe {
 namespace {
 
-/// Finds the order of the pairs from the labels of the operands.
+/// Finds the order in which pairs of operands are multiplied.
 class Planner {
  public:
   Planner(const std::vector<Labels>& in, const Labels& out, const std::map<int, int64_t>& sizes)
@@ -54,7 +54,7 @@ class Planner {
       // The non-empty proper subsets, from the largest number down.
       for (uint32_t part = (set - 1) & set; part > 0; part = (part - 1) & set) {
         const uint32_t rest = set ^ part;
-        if (part < rest) break;  // each split once
+        if (part < rest) break;  // consider each split once
         const double c = least[part] + least[rest] + cost(labels[part], labels[rest]);
         if (c < least[set]) {
           least[set] = c;

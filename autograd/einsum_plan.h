@@ -26,8 +26,8 @@ Labels wanted_by(const Labels& out, const Lists& others) {
   return wanted;
 }
 
-/// Returns the plan for operands in each of which an index appears once. Every index must be in
-/// another operand or in the result.
+/// Returns the plan for operands with the indices `in`. Within an operand, an index must appear
+/// only once. Every index of an operand must also be in another operand or in the result, `out`.
 EinsumPlan plan_products(const std::vector<Labels>& in, const Labels& out,
                          const std::map<int, int64_t>& sizes);
 

@@ -55,7 +55,7 @@ template <class T>
 struct Pending {
   c10::SmallVector<Slot<T>, 1> slots;
   int awaited = 0;
-  bool runs = true;  ///< false: none of the requested gradients lies beyond it
+  bool runs = true;  ///< false: no requested gradient depends on it
 
   Slot<T>& slot(uint32_t output) {
     if (slots.size() <= output) slots.resize(output + 1);
@@ -135,8 +135,8 @@ class Pass final : public GradSlots {
 
     if (captured_ == nullptr) return;
 
-    // Producers are older than consumers. In order of age, `runs` of a node's inputs is therefore
-    // known before that of the node.
+    // A node is newer than the nodes of its inputs. In order of creation, `runs` of a node's inputs
+    // is therefore known before `runs` of the node.
     std::sort(reached.begin(), reached.end(),
               [](Node* a, Node* b) { return a->sequence < b->sequence; });
 
@@ -182,7 +182,7 @@ class Pass final : public GradSlots {
       return;
     }
 
-    // The nodes that made its inputs still await a gradient from this node.
+    // This node does not run, but the nodes of its inputs still wait for a gradient from it.
     if (!p.runs) {
       pass_on(node, {});
       return;
@@ -250,8 +250,8 @@ class Pass final : public GradSlots {
   }
 
   void ready(Node& node) {
-    // Newest first, but a parameter before anything else, so that its hooks can overlap with the
-    // remaining pass.
+    // Run the newest node first, but a parameter before all other nodes, so that work which its
+    // hooks start can overlap with the remaining pass.
     ready_.emplace(node.sequence | (node.as_leaf() != nullptr ? uint64_t{1} << 63 : 0), &node);
   }
 
@@ -260,8 +260,8 @@ class Pass final : public GradSlots {
     return leaf != nullptr ? leaf->precision.grad_dtype : to.node->outputs[to.output].dtype;
   }
 
-  /// Sums over broadcast dimensions and casts, so that the gradient has the shape and dtype of its
-  /// output.
+  /// Sums the gradient over broadcast dimensions and casts it, so that it has the shape and dtype
+  /// of the output to which `edge` leads.
   void fit(const Edge& edge, T& grad, const Node& from) {
     const Node::Output& to = edge.node->outputs[edge.output];
     const at::Tensor& t = tensor_of(grad);
@@ -288,7 +288,7 @@ class Pass final : public GradSlots {
       LATHE_CHECK((std::is_same_v<T, at::Tensor>), node.name(),
                   ": a hook can't replace a gradient under create_graph");
       LATHE_CHECK(replaced.sizes() == was.sizes() && replaced.scalar_type() == was.scalar_type(),
-                  node.name(), ": a hook gave ", describe(replaced), " for a gradient of ",
+                  node.name(), ": a hook returned ", describe(replaced), " for a gradient of ",
                   describe(was));
       slot.grad = T(replaced);
     }
@@ -301,7 +301,7 @@ class Pass final : public GradSlots {
   std::priority_queue<std::pair<uint64_t, Node*>> ready_;
 };
 
-/// Returns the gradient that a pass begins with. `of` begins messages.
+/// Returns the gradient that a pass begins with. Error messages begin with `of`.
 at::Tensor seed_of(const char* of, const Variable& root, const at::Tensor& dy) {
   LATHE_CHECK(root.requires_grad(), of, ": ", describe(root.data()),
               " does not depend on any parameter");
@@ -340,7 +340,7 @@ bool Node::fits(std::span<const at::Tensor> tensors) const {
 
 namespace {
 
-/// Something that a node held: another node, a hook or a recomputation, which may hold nodes too.
+/// An object that a node held: another node, a hook or a recomputation. It may hold nodes too.
 using OwnedRef = std::shared_ptr<void>;
 
 /// Destroys the objects without recursion. The outermost call on a thread destroys them one by one;

@@ -20,9 +20,9 @@ struct Fp8Scaling {
 
   /// Returns the absolute value that is mapped to the largest fp8 number, [] float32. With current
   /// scaling, it is the largest absolute value of t. With delayed scaling, it is the largest value
-  /// of the previous steps; if there is none yet, or if t is not finite, it is that of t. Delayed
-  /// scaling also records the value of t if it is finite, except in an evaluation or a
-  /// recomputation.
+  /// of the previous steps; if there is none yet, or if t is not finite, it is the largest absolute
+  /// value of t. Delayed scaling also records the value of t if it is finite, except in a forward
+  /// pass that records no graph or is a recomputation.
   at::Tensor largest(Role role, const at::Tensor& t) const;
   /// Ends a step of delayed scaling: moves the step's values into the history.
   void advance() const;

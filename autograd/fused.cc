@@ -17,8 +17,9 @@ struct TracedFunction {
   int result = 0;
 };
 
-/// Records a function. Returns nullopt if it must run op by op. Ops of smaller tensors do run while
-/// recording; with `silent`, observers and recomputations are not notified of them.
+/// Records a function. Returns nullopt if it must run op by op. Ops that do not depend on the
+/// recorded values do run while recording; with `silent`, observers and recomputations are not
+/// notified of them.
 std::optional<TracedFunction> traced(std::span<const Variable> inputs,
                                      const detail::FusedFunction& fn, bool silent) {
   const auto uses = mode().uses != nullptr ? std::optional(*mode().uses) : std::nullopt;
@@ -56,8 +57,8 @@ Variable detail::run_fused(std::span<const Variable> inputs, const FusedFunction
   if (mode().chain != nullptr) return fn(inputs);
   if (has_deferred_ops) compute_deferred();
 
-  // Observers and recomputations must not see the ops of a trace that is abandoned. So try one
-  // silently first.
+  // Observers and recomputations must not see the ops of a trace that is abandoned. So try a silent
+  // trace first.
   const Mode& m = mode();
   const bool is_watched =
       m.observers != nullptr || m.recording != nullptr || m.replaying != nullptr;

@@ -50,7 +50,7 @@ void gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
   const auto value = [&] { return (fn(x).data() * dy).sum().item<double>(); };
   const double once = value(), again = value();
   LATHE_CHECK(once == again || (std::isnan(once) && std::isnan(again)),
-              "gradcheck: the function gave ", once, " and then ", again,
+              "gradcheck: the function returned ", once, " and then ", again,
               " for the same inputs; make its random numbers the same in each call");
 
   // The rounding error of a sum is about 1e-16 of its terms, and a difference divides it by the

@@ -35,7 +35,7 @@ struct Node;
 
 /// A gradient on its way through a backward pass.
 struct GradSlot {
-  at::Tensor grad;  ///< the sum of what has arrived; undefined before the first
+  at::Tensor grad;  ///< the sum of the contributions so far; undefined if none
   bool seen =
       false;  ///< a hook, an observer or the caller of grad() has received it, and may have kept it
 
@@ -45,16 +45,16 @@ struct GradSlot {
   bool owned() const;
 };
 
-/// The gradients that the inputs of a running node have so far. Fused ops add their own to these
-/// directly.
+/// The gradients that the inputs of a running node have so far. An op whose kernel can accumulate
+/// into a tensor, such as a linear layer, adds its own contribution to these directly.
 class GradSlots {
  public:
   virtual ~GradSlots() = default;
-  /// Hands over the gradient that input i has so far. The op adds its own in place and returns the
-  /// tensor as the gradient of input i. Returns an undefined tensor if there is no gradient of that
-  /// dtype yet, if it is not owned, or if hooks, observers or grad() need the contribution of this
-  /// pass alone. If the op throws, the gradient is lost: do not use gradients after a backward pass
-  /// that failed.
+  /// Hands over the gradient that input i has so far. The op adds its contribution in place and
+  /// returns the tensor as the gradient of input i. Returns an undefined tensor if there is no
+  /// gradient of that dtype yet, if it is not owned, or if a hook, an observer or grad() must
+  /// receive the gradient of this pass by itself. If the op throws, the gradient is lost: do not
+  /// use gradients after a backward pass that failed.
   /// The op must add one number to each element and round once. The tensor may hold what earlier
   /// passes left in a parameter, and the result must have the bits of a separate addition.
   /// Otherwise a step's bits would depend on which micro-batches a process computes
@@ -77,7 +77,7 @@ struct Node : std::enable_shared_from_this<Node> {
   using Hook = std::function<at::Tensor(const at::Tensor&)>;
 
   explicit Node(std::span<const at::Tensor> outputs_);
-  /// Destroys a chain of any length without recursion, even if hooks hold the chain.
+  /// Destroys a graph of any depth without recursion, even if hooks hold parts of the graph.
   virtual ~Node();
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
@@ -94,12 +94,12 @@ struct Node : std::enable_shared_from_this<Node> {
   virtual GradList<Variable> backward(const GradList<Variable>& dy, const NeedsList& needs) = 0;
   /// Frees the tensors that were saved for backward.
   virtual void release() {}
-  /// Frees the op with all that it saved, for a recomputation: `recomputed` can restore it.
+  /// Frees the op and its saved tensors, which the recomputation `recomputed` can restore.
   virtual void drop_saved() {}
   /// Returns whether the op can compute its result from the tensors that it saved other than its
   /// inputs (see result() in op.h).
   virtual bool rebuilds_result() const { return false; }
-  /// Calls `visit` with each tensor that the op keeps, which it may change.
+  /// Calls `visit` with each tensor that the op keeps. `visit` may change it.
   virtual void visit_saved(const SavedVisit&) {}
   /// Returns this node if it is a leaf, else null.
   virtual Leaf* as_leaf() { return nullptr; }
@@ -169,7 +169,7 @@ struct Leaf final : Node {
 
 namespace detail {
 
-/// What a recomputation kept of an op, so that the op does not run again.
+/// The state of an op that a recomputation kept, so that the op does not run again.
 struct KeptOp {
   std::shared_ptr<Node> node;       ///< null: the op was not kept
   std::vector<at::Tensor> outputs;  ///< of the first run; empty: the op rebuilds its result

@@ -19,14 +19,14 @@ struct OpResult {
   const char* name;
   std::span<const Variable> inputs;  ///< as the op received them, after autocast
   std::span<const at::Tensor> outputs;
-  const Node* node;  ///< null where nothing is recorded
+  const Node* node;  ///< null if no graph is recorded
 };
 
 /// The gradients that a node's backward computed.
 struct BackwardResult {
   const Node& node;
-  const GradList<at::Tensor>& dy;     ///< of its outputs
-  const GradList<at::Tensor>& grads;  ///< of its inputs
+  const GradList<at::Tensor>& dy;     ///< gradients of its outputs
+  const GradList<at::Tensor>& grads;  ///< gradients of its inputs
 };
 
 /// Functions that are called as ops and backward passes run. Each may be empty.
@@ -36,8 +36,8 @@ struct OpObserver {
   /// Called with each tensor, such as an index or a mask, that an op is given and keeps for
   /// backward.
   std::function<void(const at::Tensor&)> on_attribute{};
-  /// Called with each saved tensor when its op reads it: in backward, and in forward if the op
-  /// reads it back there, as with an index or a mask.
+  /// Called with each saved tensor when its op reads it: in backward, and also in forward if the op
+  /// reads it there, as with an index or a mask.
   std::function<void(const at::Tensor&)> on_saved{};
   /// Called in a backward pass with the complete gradient of each output of a node. The gradient is
   /// undefined if none reached that output. While an observer has this function, ops return their

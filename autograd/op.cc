@@ -219,7 +219,7 @@ void detail::rethrow_backward(const char* name) {
 
 void detail::saved_is_freed(const char* name) {
   fail(Exit::internal, name,
-       ": its saved tensors were freed; a second backward needs retain=true in the first");
+       ": its saved tensors were freed; a second backward pass needs retain=true in the first one");
 }
 
 void detail::check_defined(const OpInfo& info, std::span<const Variable* const> inputs) {

@@ -55,14 +55,14 @@ struct PerElement {
   double forward = 1, backward = 1;
 };
 
-/// Returns a set of an op's inputs as bits.
+/// Returns a set of an op's inputs as a bit mask: bit i stands for input i.
 constexpr uint32_t inputs_at(std::initializer_list<uint32_t> places) {
   uint32_t bits = 0;
   for (const uint32_t i : places) bits |= 1u << i;
   return bits;
 }
 
-/// The properties of an op; its static member `info`.
+/// The properties of an op. Each op has them as its static member `info`.
 struct OpInfo {
   const char* name;
   Amp amp = Amp::promote;
@@ -71,8 +71,9 @@ struct OpInfo {
   /// True if memory.saved must leave the tensors that the op saves unrounded: backward divides by
   /// them, compares them or takes exponentials of them, or they already are gradients.
   bool exact = false;
-  /// Whether each element of the result depends on one element of each input (swiglu: of each half
-  /// of it). An op with a member chain() (see ChainForm) need not set it.
+  /// Whether each element of the result depends on only one element of each input (in swiglu, on
+  /// one element of each half of the input). An op with a member chain() (see ChainForm) need not
+  /// set it.
   bool elementwise = false;
 };
 
@@ -88,13 +89,14 @@ constexpr Amp policy_of(size_t i) {
   }
 }
 
-/// The form of an op in a chain. fused() can record an elementwise op if its member `chain()`
-/// returns its form, and an op of rows if `row_chain(x)`, where x is its input, does.
+/// The form of an op in a chain. fused() and deferred() can record an elementwise op if it has a
+/// member `chain()` that returns its form, and an op on rows if it has a member `row_chain(x)` that
+/// does so for its input x.
 struct ChainForm {
   ChainOp op = ChainOp::copy;
   double number = 0;                      ///< the op's scalar operand, if it has one
   at::Tensor mask{};                      ///< the mask, if it has one
-  std::optional<at::ScalarType> dtype{};  ///< the result's; without it, what ATen promotes to
+  std::optional<at::ScalarType> dtype{};  ///< of the result; nullopt: as ATen promotes
 };
 
 /// Gradients of an op's N inputs.
@@ -108,11 +110,12 @@ using Needs = std::array<bool, N>;
 /// A tensor that an op keeps for backward: saved by forward, or an attribute such as an index or a
 /// mask. Reading it throws if the tensor was changed in place after it was saved. For second
 /// derivatives it records the role of the tensor: input i, output i, or (the default) an
-/// intermediate, through which nothing is differentiated.
+/// intermediate, through which no gradient flows.
 class Saved {
  public:
   /// The role of the tensor. An `activation` is an intermediate that is as large as the result and
-  /// may be rounded by memory.saved; `inside` has statistics and attributes, which may not.
+  /// may be rounded by memory.saved; `inside` is for statistics and attributes, which must not be
+  /// rounded.
   enum class Place : uint8_t { inside, activation, input, output };
 
   Saved() = default;
@@ -139,7 +142,7 @@ class Saved {
   const at::Tensor& data() const;
   bool defined() const { return tensor_.defined(); }
   Place place() const { return place_; }
-  /// Returns i of an input or output.
+  /// Returns the index of the input or output.
   int index() const { return index_; }
 
   /// Returns the tensor without the checks of data().
@@ -147,9 +150,9 @@ class Saved {
   /// Hands over the tensor if it is the input of the op that this slot is for, so that
   /// take_input() can restore it; else returns an undefined tensor.
   at::Tensor give_input(std::span<const Variable> inputs);
-  /// Restores from the same inputs of a later run what give_input() handed over.
+  /// Restores the tensor that give_input() handed over, from the op's inputs in a later run.
   void take_input(std::span<const Variable> inputs);
-  /// Replaces the tensor by a packed one, or a packed one by its tensor.
+  /// Replaces the tensor by a packed one; unpack() does the reverse.
   void pack(std::shared_ptr<const PackedTensor> packed);
   void unpack();
   const PackedTensor* packed() const { return packed_.get(); }
@@ -190,13 +193,13 @@ void require_defined(const char* name, std::initializer_list<const Variable*> in
 
 /// Drops this thread's cached casts of weights; see Mode::cache_casts.
 void clear_cast_cache();
-/// Drops those of one weight.
+/// Drops the cached casts of one weight.
 void drop_cached_casts(const Leaf& weight);
 
 /// Returns the names of the ops in this process, for the test that each one has a row in the op
 /// table.
 std::set<std::string>& op_registry();
-/// Returns those of them that are elementwise.
+/// Returns the names of the elementwise ops in this process.
 std::set<std::string>& elementwise_ops();
 
 /// Returns the node whose backward runs on this thread, or null.

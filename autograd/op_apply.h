@@ -21,7 +21,7 @@
 namespace lathe {
 namespace detail {
 
-/// A flag that is true if a Saved of this thread took a tensor since it was last set to false.
+/// Whether a Saved has saved a tensor on this thread since the flag was last cleared.
 inline constinit thread_local bool saved_something = false;
 
 template <class Op>
@@ -45,28 +45,29 @@ bool was_recorded(const char* name, std::span<const Variable> inputs);
 /// first.
 void add_needs(const char* name, std::span<bool> needs);
 /// During a recomputation, returns the node that was created when this op ran first, or null if
-/// that is gone.
+/// that node no longer exists.
 std::shared_ptr<Node> replayed_node(const char* name, std::span<const Variable> inputs);
-/// Passes the node to the Recomputation that records. A plain recording drops the tensors that the
-/// op saved. A selective one decides in Recomputation::select() which tensors to drop.
+/// Passes the node to the Recomputation that records it (Mode::recording). A plain recording drops
+/// the tensors that the op saved. A selective one decides in Recomputation::select() which tensors
+/// to drop.
 void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
                  std::span<const at::Tensor> outputs, const Flops& forward);
-/// Packs the tensors that the op of the node keeps, by the thread's SavedPacker.
+/// Packs the tensors that the op of the node keeps, with the thread's SavedPacker.
 void pack_saved(Node& node, const OpInfo& info);
-/// Throws an error that the recomputation ran another op than the one that created the node.
+/// Throws the error that the recomputation ran another op than the one that created the node.
 [[noreturn]] void replay_mismatch(const char* name, const Node& node);
 /// Restores the op of a node by recomputation.
 void recompute_node(Node& node);
 
-// Code that is the same for all ops is in these functions: a template would be compiled once for
-// each op.
+// The functions below contain code that is the same for all ops. In a template, it would be
+// compiled once for each op.
 
-/// Rethrows the current exception: those of ATen and internal ones as `name(float32[2,3], ...):
-/// message`, others unchanged.
+/// Rethrows the current exception. An exception of ATen or an internal error gets the message
+/// `name(float32[2,3], ...): message`; other exceptions are unchanged.
 [[noreturn]] void rethrow(const char* name, std::span<const at::Tensor* const> inputs);
 /// Does the same in backward, for exceptions of ATen only.
 [[noreturn]] void rethrow_backward(const char* name);
-/// Throws an error that the tensors that the op's node saved were freed.
+/// Throws the error that the op's saved tensors were freed.
 [[noreturn]] void saved_is_freed(const char* name);
 /// Throws unless every input that the op needs is defined.
 void check_defined(const OpInfo& info, std::span<const Variable* const> inputs);
@@ -75,14 +76,14 @@ bool needs_node(std::span<const Variable> inputs);
 /// Connects a new node to the nodes of its inputs.
 void link(Node& node, std::span<const Variable> inputs);
 
-/// Leaves the chain that fused() records if one of `inputs` was recorded in it. Called for an op
+/// Throws LeftChain if one of `inputs` belongs to the chain that fused() records. Called for an op
 /// that a chain can't contain.
 void leave_chain_with(std::span<const Variable> inputs);
 
 /// Records an op of a function that fused() runs, or an op that deferred() runs later, and returns
-/// its result. `form`: the op's, if it has one. Returns an undefined Variable if the op must run
-/// now: the ops that were deferred have run then. Throws LeftChain if the chain of fused() can't
-/// contain the op and has one of its inputs. Must be called only while mode().chain or
+/// its result. `form` is the op's form in a chain, if it has one. Returns an undefined Variable if
+/// the op must run now; the deferred ops have run by then. Throws LeftChain if the chain of fused()
+/// can't contain the op and has one of its inputs. Must be called only while mode().chain or
 /// mode().deferred is set.
 Variable record_or_run(const std::optional<ChainForm>& form, const OpInfo& info,
                        std::span<const Variable> inputs);
@@ -114,9 +115,10 @@ class Running {
   Node* outer_;
 };
 
-constexpr size_t any_number = SIZE_MAX;  // of inputs, which is known at run time
+constexpr size_t any_number = SIZE_MAX;  // stands for N inputs, where N is known only at run time
 
-/// Requirements on an op of N inputs. Compiler errors name the one that an op lacks.
+/// Requirements on an op of N inputs. Compiler errors name the requirement that an op does not
+/// meet.
 template <class Op>
 concept HasInfo = requires {
   { Op::info } -> std::convertible_to<const OpInfo&>;
@@ -141,7 +143,7 @@ constexpr bool has_backward() {
     op.backward(dy, needs, slots);
   };
 }
-/// Converts to T only.
+/// A type that converts only to T.
 template <class T>
 struct Only {
   operator T() const;
@@ -166,12 +168,14 @@ concept KeepsRawTensor =
     has_member<Op, at::Tensor>() || has_member<Op, std::vector<at::Tensor>>() ||
     has_member<Op, Variable>() || has_member<Op, std::vector<Variable>>();
 
-/// Returns the result of forward; used for its type.
+/// Returns the result of forward. Never called: only its return type is used.
 template <class Op, size_t... I>
 auto forward_result(Op& op, const at::Tensor& x, std::index_sequence<I...>) {
   return op.forward(((void)I, x)...);
 }
 
+/// The node of an op with N inputs. It holds the op with its attributes and saved tensors. `saves`:
+/// the op has saved a tensor.
 template <class Op, size_t N, bool many_outputs>
 struct OpNode final : Node {
   template <class T>
@@ -239,7 +243,7 @@ struct OpNode final : Node {
     return run_op(*op_, dys, list, slots);
   }
 
-  /// Returns a copy of the op whose tensors `visit` has seen.
+  /// Returns a copy of the op, after calling `visit` with each tensor that the copy keeps.
   Op visited_copy(const SavedVisit& visit) const {
     const VisitSaved visiting(visit);
     return Op(*op_);
@@ -281,8 +285,8 @@ struct OpNode final : Node {
   bool saves_;
 };
 
-/// Returns a node that a recomputation found for an op, as that op's type of node. Throws if it is
-/// the node of another op.
+/// Casts a node that a recomputation found for an op to that op's type of node. Throws if it is the
+/// node of another op.
 template <class Made>
 Made& node_as(Node& node) {
   auto* made = dynamic_cast<Made*>(&node);
@@ -442,8 +446,7 @@ auto apply(Op op, const V&... given) {
     }
   }
 
-  const at::AutoDispatchBelowAutograd
-      plain;  // ATen's own autograd is not used; version counters stay alive
+  const at::AutoDispatchBelowAutograd plain;  // skips ATen's autograd but keeps version counters
 
   return [&]<size_t... I>(std::index_sequence<I...>) {
     const std::array<const at::Tensor*, N> data{&inputs[I].data()...};
@@ -480,7 +483,8 @@ auto apply(Op op, const std::vector<Variable>& given) {
     inputs.push_back(detail::autocast(Op::info.amp, v));
   }
 
-  // forward() below reads the values of its inputs, so none may be left to a chain or deferred.
+  // forward() below reads the values of its inputs, so none of them may be a placeholder of a chain
+  // or a deferred result.
   if (mode().chain != nullptr) [[unlikely]]
     detail::leave_chain_with(inputs);
   if (detail::has_deferred_ops) [[unlikely]]

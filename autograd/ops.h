@@ -65,8 +65,8 @@ Variable expand(const Variable& x, at::IntArrayRef sizes);
 Variable transpose(const Variable& x, int64_t a, int64_t b);
 Variable permute(const Variable& x, at::IntArrayRef dims);
 Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step = 1);
-/// The adjoint of slice: returns a tensor with `size` positions along dim, whose slice
-/// start:end:step is x and which is zero elsewhere.
+/// Returns a tensor with `size` positions along dim, whose slice start:end:step is x and which is
+/// zero elsewhere. This is the adjoint of slice.
 Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step,
                         int64_t size);
 Variable unsqueeze(const Variable& x, int64_t dim);
@@ -76,7 +76,7 @@ Variable select(const Variable& x, int64_t dim, int64_t index);
 /// indexes one dim; the int64 tensors are broadcast together. A bool mask indexes as many dims as
 /// it has. An undefined tensor keeps all positions of one dim. A position may occur many times.
 Variable index(const Variable& x, const std::vector<at::Tensor>& indices);
-/// The adjoint of index: returns zeros of `sizes`, with x added at the indices.
+/// Returns zeros of `sizes`, with x added at the indices. This is the adjoint of index.
 Variable index_backward(const Variable& x, const std::vector<at::Tensor>& indices,
                         at::IntArrayRef sizes);
 /// Concatenates along a dim. A 1-D tensor without elements can be joined with anything, as in ATen.
@@ -89,9 +89,10 @@ std::vector<Variable> unbind(const Variable& x, int64_t dim = 0);
 /// of its sizes is at most that of x, except along `dim`, where it may be any size. The result has
 /// the shape of `index`.
 Variable gather(const Variable& x, int64_t dim, const at::Tensor& index);
-/// The adjoint of gather: returns zeros of `size` along dim, with x added at index.
+/// Returns zeros of `size` along dim, with x added at the positions in `index`. This is the adjoint
+/// of gather.
 Variable gather_backward(const Variable& x, int64_t dim, const at::Tensor& index, int64_t size);
-/// Returns the k largest (or smallest) along a dim, in order, and their positions (int64).
+/// Returns the k largest (or smallest) elements along a dim, in order, and their positions (int64).
 std::pair<Variable, at::Tensor> topk(const Variable& x, int64_t k, int64_t dim = -1,
                                      bool largest = true);
 /// Zeroes the elements below the given diagonal of the last two dims.
@@ -120,16 +121,16 @@ Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& 
 /// fused op where there are kernels for it.
 Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up);
 /// Returns linear() of x with each weight and its bias: the queries, keys and values. Where there
-/// are kernels for it, it is one op. Its matrix products of the backward pass add up the three
-/// terms of dx themselves and, on CPUs, read x once for the gradients of all weights.
+/// are kernels for it, this is one op. In its backward pass, the matmuls accumulate the three terms
+/// of dx and, on CPUs, read x only once for the gradients of all weights.
 std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable, 3>& weights,
                                    const std::array<Variable, 3>& biases = {});
 
 // Neural network (ops/norm.cc, swiglu.cc, embedding.cc, dropout.cc, attention.cc).
 /// Normalizes over the last dim. Weight and bias are [C]; either may be undefined. Ba, Kiros and
-/// Hinton 2016. Computes in float32 or wider. The result has dtype `out`. By default, it has that
-/// of x or, under autocast, at least float32. In float32, sums of squares overflow
-/// if |x - mean| comes near 1e19; Lathe's kernels then return NaN.
+/// Hinton 2016. Computes in float32 or wider. The result has dtype `out`. By default, it has the
+/// dtype of x or, under autocast, at least float32. In float32, sums of squares overflow if |x -
+/// mean| comes near 1e19; Lathe's kernels then return NaN.
 Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias,
                     double eps = 1e-5, std::optional<at::ScalarType> out = std::nullopt);
 /// Returns x / sqrt(mean of x^2 + eps) * weight over the last dim; otherwise like layer_norm. Zhang
@@ -172,34 +173,37 @@ struct Conv2dOptions {
 /// + 1.
 Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias = {},
                 const Conv2dOptions& options = {});
-/// Compute the gradients of conv2d with respect to x and to the weight, from dy [B, O, H', W'].
-/// `sizes` is the shape of x or of the weight.
+/// Computes the gradient of conv2d with respect to x, whose shape is `sizes`, from dy [B, O, H',
+/// W'].
 Variable conv2d_input_grad(const Variable& dy, const Variable& weight, at::IntArrayRef sizes,
                            const Conv2dOptions& options = {});
+/// Computes the gradient of conv2d with respect to the weight, whose shape is `sizes`.
 Variable conv2d_weight_grad(const Variable& dy, const Variable& x, at::IntArrayRef sizes,
                             const Conv2dOptions& options = {});
-/// Returns the maximum of each window. By default, the stride is the kernel's size. Padding, which
-/// is at most half a window, never counts. With ceil_mode, the last window may extend beyond the
-/// padding, as long as it begins in x or the padding before it. Throws if a window lies completely
-/// in the padding.
+/// Returns the maximum of each window. By default, the stride is the kernel's size. Padding must be
+/// at most half a window and is never the maximum. With ceil_mode, the last window may extend
+/// beyond the padding, as long as it begins in x or the padding before it. Throws if a window lies
+/// completely in the padding.
 Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt,
                     Pair padding = 0, Pair dilation = 1, bool ceil_mode = false);
 /// Returns the mean of each window. With count_include_pad, the zeros of the padding count; without
-/// it, only positions of x do. Positions beyond the padding never count.
+/// it, only positions of x do. With ceil_mode, the last window may extend beyond the padding;
+/// positions there never count.
 Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt,
                     Pair padding = 0, bool ceil_mode = false, bool count_include_pad = true);
-/// The adjoint of avg_pool2d, for an x of `sizes`.
+/// Computes the gradient of avg_pool2d with respect to x, whose shape is `sizes`.
 Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride,
                              Pair padding, bool ceil_mode = false, bool count_include_pad = true);
-/// Returns the means of out.h times out.w windows that cover an x of any size. Those in row i of
-/// the result begin at row floor(i H / out.h) of x and end before row ceil((i + 1) H / out.h).
+/// Returns the means of out.h times out.w windows that cover an x of any size. The windows of row i
+/// of the result begin at row floor(i H / out.h) of x and end before row ceil((i + 1) H / out.h);
+/// columns are divided in the same way.
 Variable adaptive_avg_pool2d(const Variable& x, Pair out);
-/// The adjoint of adaptive_avg_pool2d, for an x of `sizes`.
+/// Computes the gradient of adaptive_avg_pool2d with respect to x, whose shape is `sizes`.
 Variable adaptive_avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes);
 
 // Batch norm (ops/batch_norm.cc), Ioffe and Szegedy 2015: normalizes x [B, C, ...] over all dims
-// but 1. Weight and bias are [C]; either may be undefined. Statistics are in float32 or wider; the
-// result's dtype is chosen as for layer_norm.
+// except dim 1. Weight and bias are [C]; either may be undefined. Statistics are in float32 or
+// wider; the result's dtype is chosen as for layer_norm.
 struct BatchNormed {
   Variable y;
   at::Tensor mean, var;  ///< [C] of this batch, for running statistics; the variance is unbiased;
@@ -235,8 +239,8 @@ Variable gru_cell(const Variable& x_gates, const Variable& h_gates, const Variab
 // Losses (ops/loss.cc). They compute in float32 or wider.
 /// Returns -log softmax(logits)[target], summed over the targets that are not `ignore_index` and
 /// divided by `divisor` or, if that is 0, by the number of these targets. If all targets are
-/// ignored, the loss is 0, where torch returns NaN. The values of ignored rows do not count, even
-/// NaN and infinities. logits [N, V], targets int64 [N] -> [].
+/// ignored, the loss is 0, where torch returns NaN. The values of ignored rows have no effect, even
+/// if they are NaN or infinite. logits [N, V], targets int64 [N] -> [].
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor = 0,
                        int64_t ignore_index = -100);
 /// Returns cross_entropy(linear(x, weight), targets, divisor, ignore_index). Where there are

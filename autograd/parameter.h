@@ -17,8 +17,8 @@ struct Role {
   /// The initial values (nn/init.h).
   enum class Start : uint8_t {
     scheme,  ///< by `model.init`; needs 2 dimensions or more
-    normal,  ///< N(0, 0.02)
-    fan_in,  ///< N(0, 1 / sqrt(fan_in))
+    normal,  ///< normal, with standard deviation 0.02
+    fan_in,  ///< normal, with standard deviation 1 / sqrt(fan_in)
     one,
     zero,
   };
@@ -28,12 +28,12 @@ struct Role {
   bool linear = false;      ///< the weight of a linear layer: fp8 and quantized loading apply to it
   bool residual = false;    ///< its layer writes into a residual stream: Init::gpt2 scales it down
   bool adapter = false;     ///< part of a low-rank adapter
-  bool hidden = false;  ///< a matrix or filters between features of the model: Muon applies to it
+  bool hidden = false;      ///< a matrix or filters from features to features: Muon applies to it
   std::optional<bool>
       decayed{};  ///< whether weight decay acts on it; nullopt: if it has 2 dimensions or more
   Start start = Start::zero;
-  /// If set, draws the initial values instead: `values` is the parameter, `key` the parameter's
-  /// stream of random numbers.
+  /// If set, this function draws the initial values, and `start` is ignored. `values` is the
+  /// parameter, and `key` is the parameter's stream of random numbers.
   void (*fill)(const at::Tensor& values, RngKey key) = nullptr;
 
   friend bool operator==(const Role&, const Role&) = default;
@@ -99,9 +99,9 @@ struct NamedParameter {
 /// "blocks.*.weight".
 bool matches(std::string_view pattern, std::string_view path);
 
-/// Returns whether inputs are multiplied by this matrix, so that low precision applies to it.
+/// Returns whether inputs are multiplied by the parameter, so that low precision applies to it.
 inline bool is_multiplied(const Role& role) { return role.multiplied; }
-/// Returns whether it is the weight of a linear layer.
+/// Returns whether the parameter is the weight of a linear layer.
 inline bool is_linear_weight(const Role& role) { return role.linear; }
 
 }  // namespace lathe

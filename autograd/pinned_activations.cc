@@ -22,12 +22,12 @@ struct PinnedStore {
   std::map<uint64_t, std::weak_ptr<PinnedActivation>> alive;  // by number
   std::unordered_map<const c10::StorageImpl*, uint64_t> by_storage;
   uint64_t next_number = 0;
-  size_t largest = 0;       // bytes of an activation
-  size_t window_bytes = 0;  // of activations that have not left the window
+  size_t largest = 0;       // bytes of the largest activation so far
+  size_t window_bytes = 0;  // bytes of the activations in the window
   int64_t copied = 0;       // bytes
 };
 
-/// The memory of an activation. It lives as long as a node keeps a tensor in that memory.
+/// The storage of one or more saved tensors. It lives until all nodes have released these tensors.
 struct PinnedActivation {
   PinnedActivation(std::shared_ptr<PinnedStore> store, const at::Tensor& t)
       : store(std::move(store)),
@@ -46,15 +46,15 @@ struct PinnedActivation {
   const uint64_t number;
   const size_t bytes;
   const int64_t version;
-  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // keeps `key` from being used again
+  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // keeps the address `key` reserved
   const c10::StorageImpl* const key;
   const at::Device device;
 
   at::Tensor memory;  // any tensor with the bytes; undefined while they are only on the host
   at::Tensor on_host;
-  std::optional<c10::Event> copied;  // of the copy that was begun last
-  bool is_in_window = true;          // `memory` is the original then
-  bool has_changed = false;          // in place, before it left the window
+  std::optional<c10::Event> copied;  // recorded after the latest copy
+  bool is_in_window = true;          // then `memory` is the original
+  bool has_changed = false;          // changed in place before it left the window
 };
 
 }  // namespace detail
@@ -102,7 +102,7 @@ void wait_for_copy(const PinnedActivation& a) {
 }  // namespace
 
 detail::PinnedActivation::~PinnedActivation() {
-  // The allocator may reuse the memory from now on.
+  // The allocator may reuse the memory after this, so the computing stream must wait for the copy.
   wait_for_copy(*this);
   if (const auto found = store->by_storage.find(key);
       found != store->by_storage.end() && found->second == number)
@@ -150,7 +150,7 @@ std::shared_ptr<const PackedTensor> PinnedOffloader::pack(const at::Tensor& t) {
   return std::make_shared<PinnedTensor>(*this, std::move(stored), t);
 }
 
-/// Begins to copy the memory of t, which stays in the window for now.
+/// Adds the memory of t to the window and begins to copy it to the host.
 std::shared_ptr<PinnedActivation> PinnedOffloader::store(const at::Tensor& t) {
   const auto stored = std::make_shared<PinnedActivation>(store_, t);
   store_->alive.emplace(stored->number, stored);
@@ -169,7 +169,7 @@ std::shared_ptr<PinnedActivation> PinnedOffloader::store(const at::Tensor& t) {
 /// Returns the bytes that may stay on the GPU.
 size_t PinnedOffloader::window_bytes() const { return std::max(window_, 3 * store_->largest); }
 
-/// Frees the memory of the oldest activations of the window.
+/// Frees the memory of the oldest activations until the window is within its limit.
 void PinnedOffloader::shrink_window() {
   while (!in_window_.empty()) {
     const auto oldest = in_window_.front().lock();
@@ -184,7 +184,8 @@ void PinnedOffloader::shrink_window() {
   }
 }
 
-/// Returns a tensor with the memory of an activation, and begins to copy earlier ones back.
+/// Returns a tensor on the GPU with the bytes of an activation. Also begins to copy earlier
+/// activations back.
 at::Tensor PinnedOffloader::restore(PinnedActivation& stored) {
   LATHE_CHECK(
       !stored.has_changed && (!stored.is_in_window || stored.memory._version() == stored.version),

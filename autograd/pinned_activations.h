@@ -1,14 +1,14 @@
-// GPU activations in pinned host memory (memory.offload = "activations"): tensors that ops and
-// recomputed parts save for backward are copied to the host on a separate stream during the forward
-// pass, and copied back before they are used. Every tensor comes back with its bytes and its
-// strides, so no bit of a run changes. Compare torch.autograd.graph.save_on_cpu, and Rhu et al.
-// 2016, "vDNN".
+// Offloads GPU activations to pinned host memory (memory.offload = "activations"). Tensors that ops
+// and recomputed parts of a model save for backward are copied to the host on a separate stream
+// during the forward pass, and copied back before they are used. Every tensor comes back with the
+// same bytes and strides, so the results of a run do not change. Compare
+// torch.autograd.graph.save_on_cpu, and Rhu et al. 2016, "vDNN".
 //
-// A window of the most recently saved activations stays on the GPU, as in activation_offload.h. An
-// activation that leaves the window is freed once its copy is complete. The GPU waits for the copy,
-// not the host, so memory use does not depend on the speed of the copies.
+// A window of the most recently saved activations stays on the GPU, as in activation_offload.h. The
+// GPU memory of an activation that leaves the window is freed once its copy is complete. The GPU
+// waits for the copy, not the host, so memory use does not depend on the speed of the copies.
 //
-// Tensors that share a storage are copied once, as the complete storage.
+// If tensors share a storage, the complete storage is copied once.
 #pragma once
 
 #include <deque>
@@ -27,16 +27,19 @@ struct PinnedActivation;
 /// outlive these graphs. Not thread-safe.
 class PinnedOffloader final : public ActivationOffloader {
  public:
-  /// At most `window` bytes of activations stay on the GPU, or three times the largest activation
-  /// if that is more. Activations whose storage has fewer than `least` bytes are not copied.
+  /// Keeps at most `window` bytes of activations on the GPU, or three times the largest activation
+  /// if that is more. Does not copy activations whose storage has fewer than `least` bytes.
   explicit PinnedOffloader(size_t window = size_t{128} << 20, size_t least = size_t{64} << 10);
   ~PinnedOffloader() override;
 
+  /// Copies t to the host if it is on a GPU and its storage has at least `least` bytes. Returns
+  /// null otherwise.
   std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) override;
   bool is_exact() const override { return true; }
   /// Returns 0: there is no file.
   int64_t file_bytes() const override { return 0; }
-  /// Returns the number of activations that it remembers in the window.
+  /// Returns the number of activations in the window, including freed ones that are not removed
+  /// yet.
   size_t remembered() const { return in_window_.size(); }
   /// Returns the bytes that were copied. The times are 0, since the host does not measure them.
   TransferTimes times() const override;

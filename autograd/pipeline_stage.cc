@@ -6,13 +6,13 @@ namespace lathe {
 
 void refuse_several_inputs(const char* key) {
   fail(Exit::usage, key,
-       " needs blocks that take and return one tensor, and those of this model have other "
+       " needs blocks that take and return one tensor, but the blocks of this model have other "
        "arguments; leave it out");
 }
 
 void refuse_repeated_blocks() {
   fail(Exit::usage,
-       "dist.pipeline needs a model that runs its blocks once in each forward pass, and this one "
+       "dist.pipeline needs a model that runs its blocks once in each forward pass, but this one "
        "runs them several times; set it to 1");
 }
 

@@ -12,8 +12,8 @@ namespace lathe {
 /// A stage of a pipeline. Mode::stage points to it during a forward pass in which it takes part.
 class PipelineStage {
  public:
-  /// Thrown by leave() after a stage's last block, except on the last stage, which alone computes
-  /// what follows the blocks.
+  /// Thrown by leave() after a stage's last block, to end the forward pass. The last stage does not
+  /// throw it, because it also computes the part of the model after the blocks.
   struct ForwardIsDone {};
 
   virtual ~PipelineStage() = default;
@@ -22,26 +22,28 @@ class PipelineStage {
   /// Returns the input of its first block. `x` is the result of the model's part before the blocks,
   /// which only the first stage uses.
   virtual Variable enter(Variable x) = 0;
-  /// Takes the output of its last block. Returns it on the last stage, and sends it to the next one
-  /// otherwise.
+  /// Takes the output of its last block. The last stage returns it; other stages send it to the
+  /// next stage.
   virtual Variable leave(Variable y) = 0;
   /// Returns whether the current pass, which leave() has not ended, runs more blocks of this stage.
   virtual bool has_more_blocks() const { return false; }
-  /// Returns whether passes without a graph also run this stage's blocks only. If not, they run all
-  /// blocks, such as those of a second model.
+  /// Returns whether passes that record no graph also run only this stage's blocks. If not, such
+  /// passes run all blocks: they may belong to another model.
   virtual bool serves_passes_without_graph() const { return false; }
   /// Called before each pass without a graph in which the stage takes part.
   virtual void begin_pass() {}
-  /// Called after each of these passes that leave() has not ended. Throws Exit::usage if the pass
-  /// ran no blocks by run_blocks().
+  /// Called after each such pass, unless leave() has ended it. Throws Exit::usage if the pass did
+  /// not run any blocks with run_blocks().
   virtual void end_pass() {}
 };
 
-/// Throws Exit::usage: `key` needs blocks that take one Variable, and those of the model do not.
+/// Throws Exit::usage: `key` needs blocks that take one Variable, but the model's blocks have other
+/// arguments.
 [[noreturn]] void refuse_several_inputs(const char* key);
 /// Throws Exit::usage: the model runs its blocks several times in a forward pass.
 [[noreturn]] void refuse_repeated_blocks();
-/// Throws Exit::usage: the model has not run its blocks by run_blocks(), which `key` needs.
+/// Throws Exit::usage: `key` needs a model that runs its blocks with run_blocks(), but the model
+/// does not.
 [[noreturn]] void refuse_hidden_blocks(const char* key);
 
 }  // namespace lathe

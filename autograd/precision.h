@@ -1,4 +1,4 @@
-// The state of a parameter for mixed precision. amp/ and loaders set it, ops read it.
+// The state of a parameter for mixed precision. It is set by amp/ and by loaders, and read by ops.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -14,7 +14,8 @@ namespace {
 constexpr int64_t most = 1000;  // tensors of up to this many elements are printed in full
 constexpr int64_t edge = 3;     // number of elements at each end of a dim of larger tensors
 
-/// Prints a tensor of any shape; is_shown() is false between the ends of a dim.
+/// Prints a tensor of any shape. In a large tensor, only the positions at the ends of each dim are
+/// shown.
 class Printer {
  public:
   Printer(std::ostream& out, const at::Tensor& t)

@@ -40,7 +40,7 @@ void Recomputation::append(const std::shared_ptr<Node>& node, std::span<const Va
     node->drop_saved();
     return;
   }
-  // An in-place op must change its input again.
+  // An in-place op is not kept, because the recomputation must change its input again.
   const bool is_in_place = std::any_of(inputs.begin(), inputs.end(), [&](const Variable& v) {
     return !outputs.empty() && v.data().is_same(outputs[0]);
   });
@@ -123,14 +123,15 @@ void Recomputation::run() {
   const auto again = std::exchange(again_, nullptr);
   if (!again) return;  // it ran before and failed
   const RestoreRngState draws(std::move(draws_));
-  // A backward pass is below ATen's autograd, where new tensors may have other versions.
+  // Restore the dispatch keys: a backward pass runs below ATen's autograd, where new tensors may
+  // have other versions than in the first run.
   const c10::impl::ForceDispatchKeyGuard keys(keys_);
   Mode& m = mode();
   m.grad = true;
   m.compute = compute_;
   m.fp8 = fp8_;
   m.cache_casts =
-      cache_casts_ && m.autocast_depth > 0;  // outside of autocast nothing would drop them
+      cache_casts_ && m.autocast_depth > 0;  // outside of autocast, nothing would clear the cache
   m.flops = nullptr;
   m.recording = nullptr;
   m.replaying = this;
@@ -205,7 +206,7 @@ detail::KeptInput::KeptInput(const Variable& v) {
 Variable detail::KeptInput::value() const {
   if (!packed_) return value_;
   const at::Tensor t = packed_->unpacked();
-  // Recomputation compares the versions of inputs.
+  // Restore the version, because a recomputation compares the versions of inputs.
   t.unsafeGetTensorImpl()->set_version_counter(
       c10::VariableVersion(static_cast<uint32_t>(version_)));
   return edge_ ? Variable(t, edge_) : Variable(t);

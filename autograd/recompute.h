@@ -3,8 +3,9 @@
 // memory cost".
 //
 // The graph has the same nodes as without recomputation. Only the tensors that ops saved are
-// dropped, and running the part again restores them into these nodes. So the order of the pass,
-// hooks, grad(), second derivatives and all results are bitwise the same.
+// dropped, and running the part again restores them into these nodes. So the backward pass has the
+// same order, hooks, grad() and second derivatives work as usual, and all results have the same
+// bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,9 +35,9 @@ namespace lathe {
 /// How much of a part recompute_selectively() keeps. Of the matrix products, convolutions and
 /// attentions of the part, it keeps the results of those with the most FLOPs per byte, as long as
 /// they take at most `share` of the bytes that the part's ops would save without recomputation. A
-/// part may also use the bytes that previous parts left unused. Korthikanti et al. 2022, "Reducing
-/// activation recomputation in large transformer models", keep all but attention's inner results in
-/// this way.
+/// part may also use the bytes that previous parts left unused. In a similar way, Korthikanti et
+/// al. 2022, "Reducing activation recomputation in large transformer models", recompute only the
+/// inner results of attention.
 struct Selection {
   double share = 0.4;
   double spare = 0;           ///< bytes that previous parts left unused
@@ -84,7 +85,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
     std::weak_ptr<Node> node;
     c10::SmallVector<int64_t, 4> versions;  // versions of the inputs
     bool is_kept = false;                   // the op does not run again
-    std::vector<at::Tensor> outputs{};      // its result, if it does not rebuild that
+    std::vector<at::Tensor> outputs{};      // the op's results, unless the op rebuilds them
   };
   /// Returns whether select() may keep an op with these FLOPs.
   bool may_keep(const Flops& forward) const {
@@ -108,7 +109,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   DrawState draws_;
   at::ScalarType compute_;
   bool fp8_, cache_casts_;
-  c10::impl::LocalDispatchKeySet keys_;  // of ATen's dispatch
+  c10::impl::LocalDispatchKeySet keys_;  // ATen's dispatch keys in the first run
 };
 
 namespace detail {
@@ -116,7 +117,7 @@ namespace detail {
 /// While alive, the ops of this thread belong to one Recomputation.
 class Recording : public ModeGuard {
  public:
-  /// `selection`: that of a selective recording, which ends with select().
+  /// With a `selection`, the recording is selective and must end with select().
   explicit Recording(std::function<void()> again, const Selection* selection = nullptr);
   ~Recording();
   /// Ends a selective recording.
@@ -141,7 +142,8 @@ class KeptInput {
   int64_t version_ = 0;
 };
 
-/// Returns what is kept of an input: a KeptInput for a Variable, and a copy of anything else.
+/// Returns the form in which an input is kept: a KeptInput for a Variable, and a copy of anything
+/// else.
 template <class T>
 auto kept(const T& input) {
   if constexpr (std::is_same_v<T, Variable>)
@@ -173,9 +175,9 @@ std::function<void()> call_later(const F& fn, const In&... inputs) {
 /// fn is called again to restore the tensors that its ops save, which are then freed as usual. `fn`
 /// may take and return any types, usually Variables. It must compute the same each time from its
 /// inputs, its captures and parameters. None of these may change in place in between; if one does,
-/// the error names the op that reads it. What fn captured by reference, such as a module, must live
-/// until the backward pass. Hooks of modules are called again; hooks that fn registers on Variables
-/// are registered once. Calls can be nested. Without a graph this is a plain call.
+/// the error names the op that reads it. Objects that fn captured by reference, such as a module,
+/// must live until the backward pass. Hooks of modules are called again; hooks that fn registers on
+/// Variables are registered once. Calls can be nested. Without a graph this is a plain call.
 template <class F, class... In>
 auto recompute(const F& fn, const In&... inputs) {
   // Inside another recomputation this is a plain call: the outer one drops the saved tensors.
@@ -251,8 +253,8 @@ X run_some_blocks(size_t first, size_t last, size_t n, X x, const F& f) {
     return selection != nullptr ? recompute_selectively(*selection, block, y) : recompute(block, y);
   };
 
-  // A group that is recomputed runs block by block, so that it holds the activations of one block
-  // and the inputs of the others.
+  // Within a group that is recomputed, each block is recomputed separately, so that only the
+  // activations of one block and the inputs of the others are in memory at the same time.
   const size_t group = blocks_of_group(policy, n);
   if (keeps_all || group == 1) {
     Selection selection;
@@ -295,17 +297,18 @@ X run_blocks_of_stage(size_t n, X x, const F& f) {
 
 }  // namespace detail
 
-/// Runs the n repeated blocks of a model on x in turn, under the thread's policy; as a stage of a
-/// pipeline (dist.pipeline), some of them; with dist.sequence_parallel, at some of the positions.
-/// f(i, x) runs block i and returns the argument of the next block. f is copied and must meet the
-/// conditions for the fn of recompute().
+/// Runs the n repeated blocks of a model on x in turn, under the thread's RecomputePolicy. A stage
+/// of a pipeline (dist.pipeline) runs only its own blocks. With dist.sequence_parallel, a process
+/// runs the blocks only at its own positions. f(i, x) runs block i and returns the argument of the
+/// next block. f is copied and must meet the conditions for the fn of recompute().
 template <class X, class F>
 X run_blocks(size_t n, X x, const F& f) {
   const SequenceSplit* const split = mode().grad ? mode().sequence_split : nullptr;
   if (split == nullptr) return detail::run_blocks_of_stage(n, std::move(x), f);
 
   if constexpr (std::is_same_v<X, Variable>) {
-    // The backward pass, which may run the block again, has a split of its own.
+    // Read the split from mode() when the block runs: the backward pass, which may run the block
+    // again, has its own split.
     const auto on_part = [f](size_t i, const Variable& y) {
       const SplitBlock scope(*mode().sequence_split);
       return f(i, y);

@@ -18,8 +18,8 @@ class PackedTensor {
   virtual at::Tensor unpacked() const = 0;
 };
 
-/// Packs the tensors that the ops of a thread keep, as long as Mode::packer points to it.
-/// Parameters, and tensors that a Recomputation records or restores, are not packed.
+/// Packs the tensors that the ops of a thread keep, while Mode::packer points to it. Parameters,
+/// and tensors that a Recomputation records or restores, are not packed.
 class SavedPacker {
  public:
   virtual ~SavedPacker() = default;

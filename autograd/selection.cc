@@ -1,4 +1,4 @@
-// The choice of recompute_selectively().
+// Chooses the ops whose results recompute_selectively() keeps.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -10,12 +10,12 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// The memory that tensors of one part share.
+/// A storage that tensors of a part share.
 struct SharedMemory {
   double bytes = 0;
   std::map<const c10::TensorImpl*, size_t> handles;  // references of the part, by tensor
-  bool is_held = false;   // from outside of the part too, so that keeping it costs nothing
-  bool is_saved = false;  // by an op, so that it would stay without recomputation
+  bool is_held = false;   // held from outside of the part too: keeping it costs nothing
+  bool is_saved = false;  // saved by an op: it would stay alive without recomputation
   bool is_kept = false;
 };
 
@@ -29,7 +29,7 @@ class PartMemory {
       SharedMemory& block = blocks_[t.storage().unsafeGetStorageImpl()];
       block.bytes = static_cast<double>(t.storage().nbytes());
       size_t& known = block.handles[t.unsafeGetTensorImpl()];
-      // A view keeps the tensor that it was made of.
+      // A view holds a reference to its base tensor.
       if (known == 0 && t.is_view()) ++block.handles[t._base().unsafeGetTensorImpl()];
       known += handles;
       block.is_saved |= is_saved;
@@ -101,7 +101,8 @@ void Recomputation::select(Selection& selection) {
     Held* held;
     double flops_per_byte;
   };
-  // A result that a later op changed in place is not what the recomputation needs.
+  // A result that a later op changed in place can't be kept: the recomputation needs the original
+  // values.
   const auto is_changed = [](const Held& held) {
     for (size_t i = 0; i < held.outputs.size(); ++i) {
       const at::Tensor& t = held.outputs[i];

@@ -12,11 +12,12 @@
 namespace lathe {
 
 /// One part of a tensor that is cut along a dimension. The tensor may consist of sections, such as
-/// the queries, keys and values of a packed projection: a part then has its share of each.
+/// the queries, keys and values of a packed projection: each part then has its share of every
+/// section.
 struct TensorCut {
   int64_t dim = 0;
-  std::vector<int64_t> sections;  ///< their sizes along `dim` in the whole tensor
-  int64_t part = 0, parts = 1;    ///< which part this process has, and of how many
+  std::vector<int64_t> sections;  ///< sizes of the sections along `dim` in the whole tensor
+  int64_t part = 0, parts = 1;    ///< index of this process's part, and number of parts
 
   /// Returns which rows of a section belong to a part. Rows are positions along `dim`, counted from
   /// the beginning of the section.
@@ -33,7 +34,8 @@ struct TensorCut {
   /// Returns parts + 1 offsets: the elements of part p are [offset[p], offset[p + 1]) of a flat
   /// tensor in which all parts follow each other. `sizes`: those of any part's tensor.
   std::vector<int64_t> flat_cuts(at::IntArrayRef sizes) const;
-  /// Returns the whole tensor from such a flat tensor.
+  /// Returns the whole tensor from a flat tensor of all parts (see flat_cuts()). `sizes`: those of
+  /// any part's tensor.
   at::Tensor join_flat(const at::Tensor& flat, at::IntArrayRef sizes) const;
 };
 

@@ -30,7 +30,8 @@ Variable Variable::parameter(at::Tensor data, std::string name) {
 bool Variable::requires_grad() const { return edge_ && !edge_.node->frozen; }
 
 Variable& Variable::requires_grad_(bool on) & {
-  // Ops that were called before this are part of the graph as it is now.
+  // Run deferred ops first: ops that were called before this call must still see the parameter as
+  // it was.
   if (detail::has_deferred_ops) detail::compute_deferred();
   if (!edge_) {
     if (on) *this = parameter(data());
@@ -39,7 +40,7 @@ Variable& Variable::requires_grad_(bool on) & {
   Leaf* leaf = as_leaf();
   LATHE_CHECK(leaf != nullptr, "requires_grad_: ", describe(data_), " was made by ",
               edge_.node->name(),
-              "; only parameters can be frozen. detach() cuts it off from the graph");
+              "; only parameters can be frozen, and detach() returns a tensor without the graph");
   leaf->frozen = !on;
   if (!on) leaf->grad.reset();
   return *this;
@@ -228,12 +229,12 @@ void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary) {
     return;
   }
   LATHE_CHECK(!is_temporary, "in-place arithmetic on a part of ", describe(a.data()),
-              ", for which a graph is recorded; build the new tensor with cat() or masked_fill(), "
-              "or change values under NoGrad");
+              " can't be recorded in a graph; build the new tensor with cat() or masked_fill(), or "
+              "change values under NoGrad");
   LATHE_CHECK(a.as_leaf() == nullptr, "in-place arithmetic on the parameter ",
               a.node() ? a.node()->name() : "",
-              ", for which a graph is recorded; change its values under NoGrad, or assign the "
-              "result to another Variable");
+              " is not allowed while a graph is recorded; change its values under NoGrad, or "
+              "assign the result to another Variable");
   a = is_number ? arithmetic(op, a, b.number) : arithmetic(op, a, b.variable);
 }
 

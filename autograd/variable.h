@@ -59,12 +59,12 @@ namespace detail {
 
 /// Whether this thread has recorded ops that have not run yet (autograd/deferred.h).
 inline constinit thread_local bool has_deferred_ops = false;
-/// Runs these ops.
+/// Runs the recorded ops.
 void compute_deferred();
 
 }  // namespace detail
 
-// Of autograd/ops.h, for the operators below.
+// These functions of autograd/ops.h are declared here for the operators below.
 class Variable;
 Variable neg(const Variable& x);
 Variable add_scalar(const Variable& x, double c);
@@ -109,18 +109,20 @@ class Variable {
   /// Returns the same data, detached from the graph.
   Variable detach() const { return Variable(data_); }
 
-  /// Returns whether a gradient flows to it: it is a parameter that is not frozen, or was computed
-  /// from one.
+  /// Returns whether a gradient flows to this Variable: it is a parameter that is not frozen, or
+  /// was computed from one.
   bool requires_grad() const;
-  /// Freezes a parameter (false), which drops its gradient, or makes it trainable again, for all
-  /// its handles. With true, this handle of a constant becomes a parameter. Throws for the result
-  /// of an op: detach() it first.
+  /// Makes a parameter trainable (true) or freezes it (false), for all its handles. Freezing drops
+  /// the gradient. With true, a constant becomes a parameter, but other handles of it stay
+  /// constants. Throws for the result of an op: detach() it first.
   Variable& requires_grad_(bool on = true) &;
   /// Does the same for a temporary: `randn({2, 3}, seed).requires_grad_()`.
   Variable requires_grad_(bool on = true) && { return std::move(requires_grad_(on)); }
-  /// Returns where its gradient goes; nowhere unless it requires_grad().
+  /// Returns the edge along which this Variable's gradient flows; without a node unless
+  /// requires_grad().
   const Edge& edge() const;
-  /// Returns the node that made it; null for a constant.
+  /// Returns the node of the op that made this Variable, or the leaf of a parameter; null for a
+  /// constant.
   const std::shared_ptr<Node>& node() const { return edge_.node; }
   /// Returns the leaf of a parameter, frozen or not; null for anything else.
   Leaf* as_leaf() const;
@@ -139,12 +141,12 @@ class Variable {
   HookHandle register_post_accumulate_grad_hook(std::function<void(Leaf&)> hook) const;
 
   /// Indexes dim 0. Positions and ranges return views; masks and tensors return copies. Gradients
-  /// flow back to the elements that were taken.
+  /// flow back to the selected elements.
   Variable operator[](int64_t position) const { return index({position}); }
   Variable operator[](const Slice& range) const { return index({range}); }
   Variable operator[](const at::Tensor& mask_or_places) const { return index({mask_or_places}); }
   /// Indexes the first dims, one index for each. Several tensors are broadcast with each other and
-  /// taken together, as in NumPy.
+  /// select elements together, as in NumPy.
   Variable index(const std::vector<Index>& indices) const;
 
   // Arithmetic with numbers. These are friends, found for Variables only: with tensors, ATen's
@@ -176,7 +178,7 @@ Variable operator*(const Variable& a, const Variable& b);
 Variable operator/(const Variable& a, const Variable& b);
 Variable operator-(const Variable& a);
 
-/// In arithmetic with a Variable a tensor is a constant.
+/// In arithmetic with a Variable, a tensor is a constant.
 inline Variable operator+(const Variable& a, const at::Tensor& b) { return a + Variable(b); }
 inline Variable operator-(const Variable& a, const at::Tensor& b) { return a - Variable(b); }
 inline Variable operator*(const Variable& a, const at::Tensor& b) { return a * Variable(b); }
@@ -191,10 +193,10 @@ namespace detail {
 enum class Arithmetic : uint8_t { add, sub, mul, div };
 enum class Comparison : uint8_t { less, less_equal, greater, greater_equal, equal, not_equal };
 
-/// Throws unless an operand of an operator holds a tensor.
+/// Throws unless the operand v holds a tensor.
 void check_operand(const Variable& v);
 
-/// The other operand of an operator on a Variable.
+/// An operand of an arithmetic operator or a comparison: a Variable, a tensor or a number.
 class Operand {
  public:
   // Throws if it is undefined.
@@ -204,9 +206,10 @@ class Operand {
     requires std::is_arithmetic_v<N>
   Operand(N n) : number(static_cast<double>(n)) {}
 
-  Variable variable;  // undefined if the operand is the number
+  Variable variable;  // undefined if the operand is a number
   double number = 0;
 };
+/// Whether an operator of this header applies to A and B: at least one of them is a Variable.
 template <class A, class B>
 concept Beside = (std::same_as<A, Variable> || std::same_as<B, Variable>) &&
                  std::convertible_to<A, Operand> && std::convertible_to<B, Operand>;

@@ -1,4 +1,5 @@
-# LibTorch as imported targets, without its own TorchConfig.cmake, which asks for a CUDA toolkit even for a CPU build.
+# Defines LibTorch's libraries as imported targets. LibTorch's own TorchConfig.cmake is not used,
+# because it requires a CUDA toolkit even for a CPU build.
 # In:  LIBTORCH, the folder that holds include/ and lib/ (a LibTorch archive, or the `torch` folder of a PyPI wheel).
 # Out: LibTorch::cpu (libtorch_cpu, libc10); LibTorch::cuda (its CUDA libraries too), if LIBTORCH has them.
 find_path(LIBTORCH_INCLUDE ATen/core/Tensor.h PATHS "${LIBTORCH}/include" NO_DEFAULT_PATH NO_CACHE)
@@ -20,8 +21,9 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   if(LIBTORCH_CUDA AND LIBTORCH_C10_CUDA)
     add_library(LibTorch::cuda INTERFACE IMPORTED)
     target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu)
-    # The nvidia wheels that libtorch_cuda needs are there at run time only; without --no-as-needed the linker drops
-    # libtorch_cuda, which is loaded for what its static initializers register.
+    # The nvidia wheels that libtorch_cuda needs are present only at run time, hence
+    # --allow-shlib-undefined. libtorch_cuda must be loaded because its static initializers register
+    # the CUDA operators; without --no-as-needed the linker would drop it.
     target_link_options(LibTorch::cuda INTERFACE
       "LINKER:--no-as-needed,${LIBTORCH_CUDA},${LIBTORCH_C10_CUDA},--as-needed" "LINKER:--allow-shlib-undefined")
   endif()

@@ -1,4 +1,5 @@
-# liblathe_cuda.so: everything that needs a CUDA toolkit. Loaded at run time by core/device.cc, never linked.
+# Builds liblathe_cuda.so, with all code that needs a CUDA toolkit. core/device.cc loads it at run
+# time; nothing links to it.
 if(LATHE_CUDA STREQUAL "OFF")
   return()
 endif()
@@ -26,7 +27,8 @@ endif()
 file(GLOB cuda_sources CONFIGURE_DEPENDS core/kernels/*.cu core/cuda/*.cc)
 add_library(lathe_cuda SHARED ${cuda_sources})
 set_target_properties(lathe_cuda PROPERTIES CUDA_STANDARD 17 UNITY_BUILD OFF)
-# No kernel uses instructions of a single architecture, so one pass of the compiler's front end serves all architectures.
+# No kernel uses instructions of one specific architecture, so one pass of the compiler's front end
+# serves all architectures.
 target_compile_options(lathe_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_80,code=[sm_80,sm_90,sm_100,compute_80]>)
 target_include_directories(lathe_cuda PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

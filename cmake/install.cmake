@@ -1,5 +1,6 @@
-# `cmake --install`, and what find_package(Lathe) finds: headers under include/lathe, named as in this tree
-# ("lathe/nn/module.h"), liblathe.so and its CUDA half, the command, its man page, completions, configs and documentation, and the package.
+# Defines what `cmake --install` installs: headers under include/lathe, with the paths of this tree
+# ("lathe/nn/module.h"), liblathe.so and liblathe_cuda.so, the command, its man page, completions,
+# configs and documentation, and the CMake package that find_package(Lathe) reads.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package "${CMAKE_INSTALL_LIBDIR}/cmake/Lathe")
@@ -15,7 +16,7 @@ endforeach()
 install(EXPORT LatheTargets NAMESPACE Lathe:: DESTINATION ${package})
 configure_package_config_file(cmake/LatheConfig.cmake.in "${PROJECT_BINARY_DIR}/LatheConfig.cmake"
   INSTALL_DESTINATION ${package})
-# The man page and the completions are what the command itself prints.
+# The command prints its own man page and completions.
 set(shell_files "${PROJECT_BINARY_DIR}/share")
 install(CODE "set(shell_files \"${shell_files}\")")
 install(CODE [[

@@ -1,5 +1,6 @@
-// Headers that most files outside core/ read. A file still includes what it uses, because these are
-// precompiled only to shorten the build (-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON turns it off).
+// Headers that most files outside core/io and core/kernels include. They are precompiled only to
+// shorten the build, so a file must still include what it uses.
+// -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON turns this off.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 

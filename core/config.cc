@@ -21,7 +21,7 @@ const char* type_name(const ConfigValue& v) {
 }
 
 /// Returns a decimal number in the form that std::from_chars accepts, without '+' and without '_'
-/// between digits; "" if `text` is not one.
+/// between digits; "" if `text` is not a decimal number.
 std::string plain_decimal(std::string_view text) {
   std::string out;
   size_t at = 0;
@@ -67,7 +67,7 @@ std::optional<int64_t> whole_number(const std::string& plain) {
   const size_t e = plain.find('e');
   std::string digits = plain.substr(0, e);
   if (digits.find_first_not_of("-.0") == std::string::npos) return 0;
-  int64_t zeros = 0, whole = 0;  // zeros: to append to the digits, or to remove if negative
+  int64_t zeros = 0, whole = 0;  // zeros: how many to append, or to remove if negative
   if (e != std::string::npos &&
       std::from_chars(plain.data() + e + 1, plain.data() + plain.size(), zeros).ec != std::errc())
     return std::nullopt;
@@ -110,8 +110,8 @@ SchemaRecorder::Pause::Pause() : paused_(recorder) { recorder = nullptr; }
 SchemaRecorder::Pause::~Pause() { recorder = paused_; }
 
 void AnyConfig::check_type(std::type_index wanted) const {
-  LATHE_CHECK(type_ == wanted, "this config is not of the type that was asked for (", type_.name(),
-              ", not ", wanted.name(), ")");
+  LATHE_CHECK(type_ == wanted, "the config has another type than the requested one (it is ",
+              type_.name(), ", not ", wanted.name(), ")");
 }
 
 void SchemaRecorder::section(const char* name, const char* doc) {
@@ -153,7 +153,7 @@ void Schema::add(const std::string& section, const Schema& own,
   }
 }
 
-/// Returns where a field's value is stored.
+/// Returns the address of a field's value in `config`.
 static std::byte* place_of(void* config, const Field& field) {
   return static_cast<std::byte*>(field.part ? field.part(config) : config) + field.offset;
 }
@@ -172,10 +172,11 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
   // No candidate is near such a long word, and computing the distances would take long.
   if (word.size() > 200) return best;
 
-  // Most characters of a short word must be right, or any other short word would be near.
+  // A short word must match in most of its characters. Otherwise, every other short word would be
+  // near.
   size_t best_distance = std::min(std::max<size_t>(3, word.size() / 3), word.size() / 2) + 1;
   for (const auto& c : candidates) {
-    std::vector<size_t> row(c.size() + 1);  // Levenshtein, one row at a time
+    std::vector<size_t> row(c.size() + 1);  // of Levenshtein distances, computed one row at a time
     for (size_t j = 0; j <= c.size(); ++j) row[j] = j;
     for (size_t i = 1; i <= word.size(); ++i) {
       size_t diagonal = row[0];
@@ -196,7 +197,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
 }
 
 std::string lathe_name_of(const std::string& name) {
-  // Hugging Face's, litgpt's and PyTorch's names.
+  // Names that Hugging Face, litgpt and PyTorch use.
   static const std::map<std::string, std::string> names{
       {"epochs", "steps"},
       {"num_train_epochs", "steps"},
@@ -263,8 +264,8 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
          near.empty() ? "; `lathe config docs` lists them all" : "; did you mean " + near + "?");
   }
 
-  // Whole numbers are accepted for real keys. A large real number gets an error of its own, since
-  // the type error would call 1e30 "not a whole number".
+  // Integers are accepted for floating-point keys. A number that is too large for an integer key
+  // gets an error of its own, since the type error would report that 1e30 is not a whole number.
   ConfigValue v = value;
   if (std::holds_alternative<double>(field->initial) && std::holds_alternative<int64_t>(v)) {
     v = static_cast<double>(std::get<int64_t>(v));
@@ -273,7 +274,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
                                                std::holds_alternative<int64_t>(field->initial) &&
                                                std::isfinite(*d) && std::fabs(*d) >= 0x1p63) {
     fail(Exit::usage, where, ": ", key, " = ", toml_text(value),
-         " is too large for a whole number");
+         " is too large for a whole number; it must be below 2^63");
   }
   if (v.index() != field->initial.index()) {
     fail(Exit::usage, where, ": ", key, " must be ", type_name(field->initial), ", not ",

@@ -1,5 +1,6 @@
-// Configuration, declared once. LATHE_FIELD makes the member and provides for parsing, --help, the
-// reference page, validation and the resolved copy in the run folder:
+// Declares each config key once, as a member of a struct. LATHE_FIELD defines the member and
+// registers it for parsing, --help, the reference page, validation and the copy of the config in
+// the run folder:
 //
 //   struct TrainConfig {
 //     LATHE_FIELD(int64_t, steps, 2000, "Number of optimizer steps.", at_least(1))
@@ -8,7 +9,7 @@
 //     LATHE_SECTION(TrainConfig, train, "the run itself")
 //   };
 //
-// Such structs stay plain aggregates. Members are bool, int64_t, double, std::string or
+// Such structs remain plain aggregates. Members are bool, int64_t, double, std::string or
 // ConfigTables.
 #pragma once
 
@@ -30,15 +31,15 @@ struct Rule {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   bool open_min = false, open_max = false;  ///< the bound itself is excluded
-  std::vector<std::string> choices{};       ///< strings only; empty: any
+  std::vector<std::string> choices{};       ///< only for strings; empty: any string
   /// Strings that are allowed besides the choices: `form` shows how they are written, and
   /// `has_form` accepts them.
   std::string form{};
   bool (*has_form)(const std::string&) = nullptr;
-  bool is_fixed = false;  ///< it can't change when a run is resumed
+  bool is_fixed = false;  ///< the key can't change when a run is resumed
   bool is_list = false;   ///< the text is a comma-separated list
-  /// The values of the key `selector` of the same section with which this key has an effect; empty:
-  /// all. The key's doc begins with them.
+  /// This key has an effect only if the key `selector` of the same section has one of these values;
+  /// empty: always. The key's doc begins with these values.
   std::vector<std::string> kinds{};
   std::string selector = "kind";
 
@@ -48,7 +49,7 @@ struct Rule {
     r.is_fixed = true;
     return r;
   }
-  /// Returns the same rule, for a text that is a comma-separated list.
+  /// Returns the same rule, for text that is a comma-separated list.
   Rule list() const {
     Rule r = *this;
     r.is_list = true;
@@ -70,9 +71,11 @@ struct Rule {
     return r;
   }
 };
-// Rules of one value: everything is allowed; or x >= min; or min <= x <= max.
+/// Allows every value.
 inline Rule anything() { return {}; }
+/// Allows x >= min.
 inline Rule at_least(double min) { return {.min = min}; }
+/// Allows min <= x <= max.
 inline Rule between(double min, double max) { return {.min = min, .max = max}; }
 /// Allows min <= x < max.
 inline Rule below(double min, double max) { return {.min = min, .max = max, .open_max = true}; }
@@ -87,15 +90,16 @@ inline Rule one_of(std::vector<std::string> choices) { return {.choices = std::m
 
 /// A key of the config and where its value is stored.
 struct Field {
-  std::string key;  ///< "section.name"
-  ConfigValue initial;
+  std::string key;      ///< "section.name"
+  ConfigValue initial;  ///< the default; its type is the type of the key
   std::string doc;
   Rule rule;
-  size_t offset;  ///< of the member in the whole config, or in the part that `part` finds
+  size_t offset;  ///< of the value, in bytes from the struct that `part` returns
+  /// Returns the struct within the config that holds the value; empty: the config itself.
   std::function<void*(void* config)> part{};
 };
 
-/// A heading of the config, as `[name]`.
+/// A section of the config, written as `[name]`.
 struct Section {
   std::string name, doc;
 };
@@ -109,7 +113,7 @@ class Schema {
  public:
   const std::vector<Field>& fields() const { return fields_; }
   const std::vector<Section>& sections() const { return sections_; }
-  /// Returns the field of that key, or null.
+  /// Returns the field of a key, or null if there is no such key.
   const Field* find(const std::string& key) const;
 
   /// Returns the field's value in `config`, which must be of the schema's type.
@@ -119,8 +123,8 @@ class Schema {
   void set(void* config, const std::string& key, const ConfigValue& value,
            const std::string& where) const;
 
-  /// Appends the fields of a config type without sections to a section of this schema. `part` finds
-  /// the struct that holds their values within the whole config.
+  /// Appends the fields of `own`, the schema of a config type without sections, to a section of
+  /// this schema. `part` returns the struct that holds their values within the complete config.
   void add(const std::string& section, const Schema& own,
            const std::function<void*(void* config)>& part);
   /// Adds a section without fields.
@@ -128,7 +132,7 @@ class Schema {
 
   /// Returns the config as TOML, with each key's doc as a comment if `comments` is set.
   std::string to_toml(const void* config, bool comments) const;
-  /// Returns the reference page in Markdown, of one section if it is named.
+  /// Returns the reference page in Markdown: of one section, or of all if `section` is empty.
   std::string to_markdown(const std::string& section = "") const;
 
  private:
@@ -138,10 +142,10 @@ class Schema {
 };
 
 /// Reads text from a command line or the environment as a value for a field whose default is
-/// `like`. Numbers may be written as 1000, 1e3, 1_000, +3, .5 and 5. and in TOML's ways; an integer
-/// field accepts any of these whose value is whole. A string field takes the text unchanged, or
-/// without its quotes. If the text is not a value of the field's type, returns it as a value of
-/// another type, which Schema::set() rejects.
+/// `like`. Numbers may be written as 1000, 1e3, 1_000, +3, .5 and 5., and in any form that TOML
+/// allows. An integer field accepts any of these whose value is an integer. A string field takes
+/// the text unchanged, or without its quotes. If the text is not a value of the field's type,
+/// returns it as a value of another type, which Schema::set() rejects.
 ConfigValue read_value(const std::string& text, const ConfigValue& like);
 
 /// Returns a rule as text: "fp32 | bf16", ">= 1", ...
@@ -149,7 +153,7 @@ std::string rule_text(const Rule& rule);
 /// Returns the candidate nearest to `word` by edit distance; "" if none is near.
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
 /// Returns Lathe's name, without the section, of a key that other frameworks call `name`: "lr" for
-/// "learning_rate". Returns `name` if it is not such a name.
+/// "learning_rate". Returns `name` itself if it is not known.
 std::string lathe_name_of(const std::string& name);
 
 /// Collects fields while a config is default-constructed on this thread.
@@ -213,8 +217,8 @@ const Schema& schema_of() {
   return schema;
 }
 
-/// A config whose type is known only at run time, such as that of a model kind. Copying copies the
-/// config.
+/// A config whose type is known only at run time, such as that of a model kind. A copy has a config
+/// of its own.
 class AnyConfig {
  public:
   AnyConfig() = default;

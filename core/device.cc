@@ -1,5 +1,5 @@
-// The first query to ATen for a GPU must come after open_device(), also from a dry run, since ATen
-// caches the answer.
+// open_device() must be called before ATen is first asked whether there is a GPU, even by a dry
+// run, since ATen caches the answer.
 #include "core/device.h"
 
 #include <ATen/Context.h>
@@ -31,7 +31,7 @@ namespace {
 
 const CudaApi* api = nullptr;
 
-/// Loads the library. Returns why it can't be used, or an empty string.
+/// Loads liblathe_cuda.so. Returns the reason if it can't be used, otherwise an empty string.
 std::string load_cuda() {
   if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == nullptr)
     return "this machine has no NVIDIA driver";
@@ -44,8 +44,8 @@ std::string load_cuda() {
                shipped_file("docs/guide/gpu.md"));
   using Entry = const CudaApi* (*)();
   const auto entry = reinterpret_cast<Entry>(dlsym(handle, "lathe_cuda_api"));
-  if (entry == nullptr) return "liblathe_cuda.so is of another version; build again";
-  if (entry()->device_count() == 0) return "the driver shows no GPU";
+  if (entry == nullptr) return "liblathe_cuda.so is from another version of Lathe; build it again";
+  if (entry()->device_count() == 0) return "the driver finds no GPU";
   api = entry();
   return "";
 }
@@ -69,7 +69,7 @@ unsigned gpus_of_driver() {
 void choose_gpu(int local_rank) {
   std::vector<std::string> visible;
   if (const char* named = std::getenv("CUDA_VISIBLE_DEVICES"); named != nullptr) {
-    // CUDA's list ends at the first entry that names no GPU.
+    // CUDA ignores the list from the first entry on that does not name a GPU.
     std::istringstream list(named);
     for (std::string gpu; std::getline(list, gpu, ',') && !gpu.empty() && gpu != "-1";)
       visible.push_back(gpu);
@@ -131,7 +131,7 @@ namespace {
 
 int processes_on_cores = 1;
 
-/// Returns an environment variable's whole number above 0; nullopt if there is none.
+/// Returns the positive integer that an environment variable begins with; nullopt if there is none.
 std::optional<int> number_in_environment(const char* name) {
   const char* text = std::getenv(name);
   int n = 0;
@@ -165,14 +165,14 @@ int startable_threads(int wanted) {
   all_started.count_down();
   for (std::thread& thread : started) thread.join();
 
-  // The system counts a thread for a moment longer than it runs.
+  // The system still counts a thread for a moment after it has ended.
   for (int i = 0; i < 1000 && running() > before; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return static_cast<int>(started.size());
 }
 
-/// Returns how many threads ATen starts to compute on `threads`: one pool for OpenMP and one for
-/// pthreadpool, and the calling thread is part of both.
+/// Returns how many threads ATen starts in order to compute on `threads` threads. It has a pool for
+/// OpenMP and one for pthreadpool, and the calling thread is part of both.
 int pool_threads(int threads) { return 2 * (threads - 1); }
 
 }  // namespace
@@ -204,13 +204,13 @@ void set_up_default_threads() {
 void configure_backend(const std::string& device, int threads, bool tf32) {
   check_threads(threads);
 
-  // Threads that ATen has started stay, so only a larger number has to be tried.
+  // ATen keeps the threads that it has started, so only a larger number has to be tested.
   static int started = 1;
   if (threads > started) {
     const int wanted = pool_threads(threads), startable = startable_threads(wanted);
     if (startable < wanted) {
-      fail(Exit::memory, "computing on ", threads, " threads starts ", wanted,
-           " threads, and the system allows only ", startable,
+      fail(Exit::memory, "computing with ", threads, " threads needs ", wanted,
+           " threads in all, but the system allows only ", startable,
            " more; use fewer (--threads, train.threads or OMP_NUM_THREADS), or raise the limit of "
            "processes and threads (ulimit -u, or the container's)");
     }
@@ -219,13 +219,13 @@ void configure_backend(const std::string& device, int threads, bool tf32) {
   at::set_num_threads(threads);
 
   if (device != "cuda") return;
-  // CUBLAS_WORKSPACE_CONFIG stays unset, though cuBLAS requires it when it has its own workspace:
-  // ATen provides one for each stream, and if the variable is set, ATen parses it again in each
-  // matrix product, which takes 0.2 ms.
+  // CUBLAS_WORKSPACE_CONFIG stays unset. cuBLAS requires it for deterministic results only if it
+  // allocates its workspace itself, but ATen provides a workspace for each stream. If the variable
+  // were set, ATen would parse it again in each matrix product, which takes 0.2 ms.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   at::globalContext().setDeterministicCuDNN(true);
-  // Sum in float32 throughout, also where a matrix product is split.
+  // Accumulate in float32, also across the parts into which a matrix product is split.
   at::globalContext().setAllowFP16ReductionCuBLAS(false);
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
   at::globalContext().setFloat32MatmulPrecision(tf32 ? "high" : "highest");

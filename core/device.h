@@ -1,5 +1,6 @@
-// Devices. CUDA code is its own library, liblathe_cuda.so, loaded only when a run asks for CUDA:
-// linked directly, LibTorch's CUDA half costs a CPU run 350 MB and up to a second.
+// Devices. CUDA code is in a library of its own, liblathe_cuda.so, which is loaded only when a run
+// asks for CUDA. If it were linked directly, LibTorch's CUDA libraries would cost a run on a CPU
+// 350 MB of memory and up to a second.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -21,16 +22,16 @@ namespace lathe {
 
 /// The functions of liblathe_cuda.so. The current device is device 0 of those visible through
 /// CUDA_VISIBLE_DEVICES. Kernels without a comment here are documented in core/kernels/*.cuh, under
-/// the same name with the suffix _cuda. They run on the current stream.
+/// the same name with the suffix _cuda. All kernels run on the current CUDA stream.
 struct CudaApi {
   int (*device_count)();
   std::string (*device_name)();
-  std::string (*device_id)();   ///< differs between the GPUs of all machines
-  double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the GPU, 0 where unknown
+  std::string (*device_id)();   ///< its UUID, different for each GPU of all machines
+  double (*peak_bf16_flops)();  ///< dense bfloat16 FLOP/s of the GPU; 0 if unknown
   void (*synchronize)();
-  /// Makes this process a rank of a group that exchanges tensors of GPUs by NCCL. The ranks connect
+  /// Makes this process a rank of a group that exchanges GPU tensors by NCCL. The ranks connect
   /// through `store` in the first exchange; each request to the store may take `timeout` seconds.
-  /// Null if the library was built without NCCL's header.
+  /// The pointer is null if the library was built without NCCL's header.
   c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store,
                                                  int rank, int size, double timeout);
   int64_t (*memory_free)();  ///< bytes that this process could still allocate
@@ -80,11 +81,11 @@ struct CudaApi {
 /// `local_rank` modulo the number of visible GPUs. Call it before open_device() in a process that
 /// shares its machine with other ranks. Does nothing if there is at most one GPU.
 void choose_gpu(int local_rank);
-/// Prepares "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. "auto" means CUDA
-/// if the library, the driver and a GPU are present. Throws Exit::usage with the reason if "cuda"
-/// is requested and not available. Call it before any other CUDA query of ATen.
+/// Prepares the device "auto", "cpu" or "cuda", and returns "cpu" or "cuda". "auto" is "cuda" if
+/// the library, the driver and a GPU are present, and otherwise "cpu". Throws Exit::usage with the
+/// reason if "cuda" is requested and not available. Call it before any other CUDA query of ATen.
 std::string open_device(const std::string& name);
-/// Returns the loaded CUDA library. Throws if open_device() has not returned "cuda" before.
+/// Returns the loaded CUDA library. Throws unless open_device() has returned "cuda".
 const CudaApi& cuda_api();
 
 /// Returns the instruction set that ATen's CPU kernels use: "AVX512", "AVX2", "DEFAULT", ... If
@@ -93,17 +94,18 @@ const CudaApi& cuda_api();
 std::string cpu_isa();
 /// Returns the model name of the CPU or the GPU.
 std::string device_model(const std::string& device);
-/// Waits until the device has finished; does nothing on a CPU.
+/// Waits until the device has finished its work; does nothing on a CPU.
 void synchronize(const std::string& device);
 /// Returns the number of cores that this process may use, which its affinity can limit.
 int usable_cores();
-/// Returns which cores these are, as a text that is equal for processes with the same cores.
+/// Returns the cores that this process may use as a string with a character for each core: '1' if
+/// the process may use it, otherwise '0'. Returns "" if the cores are unknown.
 std::string usable_core_set();
-/// Tells default_threads() that this many processes share the cores that this process may use.
+/// Sets how many processes share the cores that this process may use, for default_threads().
 void share_cores(int processes);
 /// Returns the number of threads for train.threads = 0: OMP_NUM_THREADS if it is set to a number,
-/// otherwise the number of cores that this process may use, divided by the processes that share
-/// them. Throws as check_threads() does.
+/// otherwise the number of cores that this process may use, divided by the number of processes that
+/// share them. Throws as check_threads() does.
 int default_threads();
 /// Throws Exit::usage if `threads` exceeds the limit: the largest of 64, twice the number of cores
 /// that this process may use, and the environment variable LATHE_MAX_THREADS.
@@ -112,9 +114,9 @@ void check_threads(int threads);
 /// check_threads() or can't be started. Call it before the first computation. Commands that choose
 /// a number of threads call configure_backend() later.
 void set_up_default_threads();
-/// Sets ATen's threads, makes a GPU deterministic, and sets whether its float32 matmuls and
-/// convolutions may use TF32. Throws as check_threads() does, and Exit::memory if that many threads
-/// can't be started.
+/// Sets the number of ATen's threads. For a GPU, also selects deterministic algorithms, and sets
+/// whether float32 matmuls and convolutions may use TF32. Throws as check_threads() does, and
+/// Exit::memory if that many threads can't be started.
 void configure_backend(const std::string& device, int threads, bool tf32);
 
 }  // namespace lathe

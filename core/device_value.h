@@ -1,4 +1,4 @@
-// One plain value in a device's memory, for kernels to work on by pointer.
+// A single value in the memory of a device, which kernels access by pointer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,20 +21,20 @@ class DeviceValue {
   }
   /// Returns the address on its device, for kernels.
   T* pointer() const { return static_cast<T*>(bytes_.data_ptr()); }
-  /// Returns the value. Waits for a GPU.
+  /// Returns the value. On a GPU, waits until queued kernels have finished.
   T get() const {
     T value;
     const at::Tensor host = bytes_.to(at::kCPU);
     std::memcpy(&value, host.const_data_ptr(), sizeof value);
     return value;
   }
-  /// Writes the value from the host; on a GPU in the order of its stream.
+  /// Copies the value from the host; on a GPU, in the order of the current stream.
   void set(const T& value) {
     const at::Tensor host = at::empty({sizeof value}, at::kByte);
     std::memcpy(host.mutable_data_ptr(), &value, sizeof value);
     bytes_.copy_(host);
   }
-  /// Returns the value's memory as uint8 [sizeof(T)]; shares it.
+  /// Returns a tensor uint8 [sizeof(T)] that shares the value's memory.
   const at::Tensor& bytes() const { return bytes_; }
 
  private:

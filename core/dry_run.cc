@@ -14,9 +14,9 @@
 #include "core/memory.h"
 #include "core/mode.h"
 
-// Once a thread has included `key`, the dispatcher calls the function that is registered for this
-// key before any other. LibTorch reserves the key for modes of other libraries and registers
-// nothing for it.
+// While a thread includes the dispatch key `key`, the dispatcher calls the function that is
+// registered for this key before any other function. LibTorch provides the key for modes like this
+// one and registers nothing for it.
 namespace lathe {
 namespace {
 
@@ -25,7 +25,8 @@ using Values = std::vector<c10::IValue>;
 
 thread_local bool dry = false;
 
-/// Returns a tensor of the same shape without memory, on the meta device.
+/// Returns a tensor on the meta device, without memory, with the sizes and strides of t. Returns t
+/// itself if it is undefined or not on a CPU.
 at::Tensor shape_of(const at::Tensor& t) {
   if (!t.defined() || !t.is_cpu()) return t;
   at::Tensor shape = at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
@@ -34,6 +35,7 @@ at::Tensor shape_of(const at::Tensor& t) {
   return shape;
 }
 
+/// Returns a value with each tensor in it replaced by its shape.
 c10::IValue shape_of(const c10::IValue& value) {
   if (value.isTensor()) return shape_of(value.toTensor());
   if (value.isTensorList()) {
@@ -50,7 +52,7 @@ c10::IValue shape_of(const c10::IValue& value) {
   return value;
 }
 
-/// Returns an uninitialized CPU tensor of a shape.
+/// Returns an uninitialized CPU tensor with the sizes and strides of a meta tensor.
 at::Tensor tensor_of(const at::Tensor& shape) {
   if (!shape.defined()) return shape;
   return at::empty_strided(shape.sizes(), shape.strides(), shape.options().device(at::kCPU));
@@ -97,8 +99,9 @@ const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argumen
 }
 
 /// Allocates as much memory as oneDNN does for its copies of image tensors [B, C, H, W] while it
-/// computes a convolution: it works on blocks of 16 channels. Measured with LibTorch 2.11 on
-/// AVX-512 and AVX2.
+/// computes a convolution: oneDNN works on blocks of 16 channels. Measured with LibTorch 2.11 on
+/// AVX-512 and AVX2. `arguments`: those of aten::convolution, of which number 6 is `transposed` and
+/// number 8 is `groups`.
 class BlockedCopies {
  public:
   BlockedCopies(const at::Tensor& weight, const Values& arguments)
@@ -154,6 +157,7 @@ std::vector<at::Tensor> convolution_gradients(const Values& arguments) {
   const auto asked = arguments[10].toBoolList();
   const at::Tensor x = arguments[1].toTensor(), weight = arguments[2].toTensor();
   std::vector<at::Tensor> gradients(3);
+  // After dy, the arguments have the positions of those of aten::convolution.
   const BlockedCopies copies(weight, {arguments.begin() + 1, arguments.end()});
   if (asked[0]) {
     at::Tensor blocked_dy = copies.of_output(dy.sizes());
@@ -174,8 +178,8 @@ std::vector<at::Tensor> convolution_gradients(const Values& arguments) {
   return gradients;
 }
 
-/// Returns the results of an op whose shapes follow from its arguments directly; nullopt for
-/// others.
+/// Returns the results of an op whose shapes follow directly from its arguments; nullopt for other
+/// ops.
 std::optional<std::vector<at::Tensor>> results_of(const std::string& name,
                                                   const Values& arguments) {
   if (name == "aten::embedding") {
@@ -194,7 +198,8 @@ std::optional<std::vector<at::Tensor>> results_of(const std::string& name,
   return std::nullopt;
 }
 
-/// Infers an op's results on the meta device, and replaces each by a CPU tensor of its shape.
+/// Infers the shapes of an op's results on the meta device, and puts CPU tensors of these shapes on
+/// the stack.
 void infer(const c10::OperatorHandle& op, const Values& arguments, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard outside(key);
   const auto first = stack->end() - std::ssize(arguments);
@@ -222,7 +227,8 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(count);
   const Values arguments(first, stack->end());
 
-  // Placeholders of fused() have no values in a real run either: reading them fails.
+  // While fused() records a chain, its placeholders are meta tensors, as in a real run. Ops on them
+  // run as usual, so that reading a placeholder fails as in a real run.
   const bool is_recorded =
       mode().chain != nullptr &&
       std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
@@ -240,7 +246,8 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
     return;
   }
 
-  // The gradient that a backward pass begins with is really filled: ops read whether it is 1.
+  // The gradient that a backward pass begins with is really filled, since ops check whether it is
+  // 1.
   if (name == "aten::fill_" && arguments[0].toTensor().is_cpu() &&
       arguments[0].toTensor().numel() == 1) {
     const c10::impl::ExcludeDispatchKeyGuard outside(key);
@@ -282,7 +289,7 @@ struct DryRun::Guards {
 };
 
 DryRun::DryRun() {
-  LATHE_CHECK(!dry, "a dry run within another");
+  LATHE_CHECK(!dry, "a dry run can't start within another dry run");
   register_once();
   guards_ = std::make_unique<Guards>();
   dry = true;

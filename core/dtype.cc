@@ -75,7 +75,7 @@ Element element_of(at::ScalarType dtype) {
     case at::kFloat: return Element::f32;
     case at::kBFloat16: return Element::bf16;
     case at::kHalf: return Element::f16;
-    default: fail(Exit::internal, "no kernel takes ", dtype_name(dtype));
+    default: fail(Exit::internal, "no kernel supports the dtype ", dtype_name(dtype));
   }
 }
 

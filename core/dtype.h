@@ -16,8 +16,8 @@ std::string dtype_name(at::ScalarType dtype);
 std::string describe(const at::Tensor& t);
 /// Returns "[2,3]".
 std::string describe(at::IntArrayRef sizes);
-/// Returns the dtype that "fp32", "bf16", "fp16", "fp64", ... of a config mean. Throws
-/// Exit::internal for another name.
+/// Returns the dtype of a config value: "fp32", "bf16", "fp16", "fp64", ... Throws Exit::internal
+/// for another name.
 at::ScalarType dtype_from_config(const std::string& name);
 /// Returns safetensors' name of a dtype. Throws if it has none.
 const char* safetensors_dtype(at::ScalarType dtype);
@@ -29,15 +29,16 @@ Element element_of(at::ScalarType dtype);
 /// Returns the dtype of a kernel element type.
 at::ScalarType dtype_of(Element type);
 
-/// Returns `dim`, where negative values count from the end, as an index from 0 of an
-/// `ndim`-dimensional tensor. Throws if it is out of range. As in PyTorch, a tensor without
+/// Converts `dim`, a dimension of an `ndim`-dimensional tensor that counts from the end if it is
+/// negative, to an index from 0. Throws if it is out of range. As in PyTorch, a tensor without
 /// dimensions accepts 0 and -1.
 int64_t wrap_dim(int64_t dim, int64_t ndim);
 
-/// Returns t in float32, or unchanged if it is float64 or undefined.
+/// Returns t converted to float32, or t itself if it is float64 or undefined.
 at::Tensor at_least_float32(const at::Tensor& t);
 
-/// Records that a kernel wrote through t's pointer, so that a stale saved tensor is noticed.
+/// Increments t's version counter. Call it after a kernel wrote through t's pointer, so that a
+/// backward pass detects that a tensor that it saved was modified.
 inline void bump_version(const at::Tensor& t) { t.unsafeGetTensorImpl()->bump_version(); }
 
 }  // namespace lathe

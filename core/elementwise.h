@@ -1,5 +1,5 @@
-// Elementwise functions by the kernels of chains, so that they have the same bits alone and in a
-// chain.
+// Elementwise functions, computed by the kernels of chains (core/kernels/chain.h), so that a
+// function has the same bits alone and in a chain.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,12 +8,12 @@
 
 namespace lathe {
 
-/// Returns the op that computes the same by a kernel of chains, if there is one and ops use kernels
-/// (gemm_ready(Element::f32)); otherwise `op`.
+/// Returns the op that computes the same function by one of Lathe's kernels, such as own_tanh for
+/// tanh, if there is one and ops use kernels (gemm_ready(Element::f32)). Otherwise returns `op`.
 ChainOp with_kernel(ChainOp op);
 
 /// Returns whether elementwise() takes x: a contiguous float32 or bfloat16 tensor on the CPU that
-/// is not empty. Ops must use kernels (gemm_ready(Element::f32)).
+/// is not empty. Ops must also use kernels (gemm_ready(Element::f32)).
 bool has_elementwise(const at::Tensor& x);
 /// Returns the result of own_tanh, own_silu, own_gelu or one of their gradients for a and, if the
 /// op has two operands, b, which has the dtype and shape of a. The result is contiguous.

@@ -1,5 +1,5 @@
-// Errors that a user sees: one sentence (what, where, what to do) and an exit code. No LibTorch
-// header here.
+// Errors that a user sees: one sentence (what, where, what to do) and an exit code. This header
+// includes no LibTorch header.
 #pragma once
 
 #include <initializer_list>
@@ -13,7 +13,7 @@ namespace lathe {
 enum class Exit : int {
   done = 0,
   internal = 1,
-  usage = 2,  ///< command line, config, or a device that is not there
+  usage = 2,  ///< wrong command line or config, or a missing device
   data = 3,
   checkpoint = 4,  ///< no usable checkpoint
   diverged = 5,
@@ -28,7 +28,7 @@ enum class Exit : int {
 /// An error with the exit code of the process.
 class Error : public std::runtime_error {
  public:
-  /// NUL bytes of `what`, at which what() would end, become "\x00".
+  /// Replaces NUL bytes in `what` by "\x00", since what() would end at the first of them.
   Error(Exit code, const std::string& what);
   Exit code() const { return code_; }
 
@@ -38,8 +38,9 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/// An argument of str(). Only its printing function knows its type: str() is called with thousands
-/// of type lists, and a separate stream for each would be a tenth of all code.
+/// An argument of str(), whose type only its printing function knows. str() is called with
+/// thousands of combinations of types; if each had its own code for a stream, that would be a tenth
+/// of all code.
 class Printable {
  public:
   Printable(const char* text) : value_(text), print_(&print_text) {}
@@ -68,7 +69,7 @@ std::string str(const Args&... args) {
   return detail::joined({detail::Printable(args)...});
 }
 
-/// Throws Error with that exit code. Its sentence is the concatenation of the arguments.
+/// Throws Error with that exit code. Its message is the concatenation of the arguments.
 template <class... Args>
 [[noreturn]] void fail(Exit code, const Args&... args) {
   detail::fail_joined(code, {detail::Printable(args)...});

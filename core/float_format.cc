@@ -12,8 +12,8 @@ int bias(const FloatFormat& f) { return (1 << (f.exponent - 1)) - 1; }
 }  // namespace
 
 double FloatFormat::largest() const {
-  // All bits set in the largest exponent that has numbers. Without infinities that exponent has NaN
-  // as its last pattern, so the last bit of the mantissa is 0.
+  // The largest number has all mantissa bits set, in the largest exponent that encodes numbers.
+  // Without infinities, this pattern is NaN, so the last bit of the mantissa is 0.
   const int top = (1 << exponent) - 1 - bias(*this) - (infinities ? 1 : 0);
   const double fraction = 2 - std::ldexp(1, -mantissa) * (infinities ? 1 : 2);
   return std::ldexp(fraction, top);

@@ -12,9 +12,9 @@ namespace lathe {
 struct FloatFormat {
   const char* name;
   int exponent, mantissa;
-  bool infinities = true;  ///< the largest exponent has infinities and NaN; false: it has numbers,
-                           ///< and NaN only in its last pattern
-  int stored = 0;          ///< bits in memory, if that is more
+  bool infinities = true;  ///< the largest exponent encodes infinities and NaN; false: it encodes
+                           ///< numbers, except that all bits set are NaN
+  int stored = 0;          ///< bits in memory if they are more than those of the format; else 0
 
   int bits() const { return stored > 0 ? stored : 1 + exponent + mantissa; }
   double largest() const;             ///< largest finite number
@@ -23,7 +23,7 @@ struct FloatFormat {
   double epsilon() const;             ///< distance from 1 to the next number
 };
 
-/// Returns fp32, tf32, fp16, bf16, e4m3 and e5m2.
+/// Returns the formats fp32, tf32, fp16, bf16, e4m3 and e5m2.
 const std::vector<FloatFormat>& float_formats();
 /// Returns a table with a line for each format.
 std::string float_format_table();

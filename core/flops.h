@@ -1,5 +1,6 @@
-// Floating-point operations, counted from shapes. A multiply-add counts as two. Matmul FLOPs are
-// separate: MFU is computed from them, and the 6N formula predicts them.
+// Floating-point operations, counted from shapes. A multiply-add counts as two. The FLOPs of
+// matmuls are counted separately: MFU (model FLOPs utilization) is computed from them, and the
+// formula of 6 FLOPs per parameter and token predicts them.
 #pragma once
 
 namespace lathe {
@@ -24,7 +25,7 @@ struct OpFlops {
 struct FlopCount {
   Flops forward, backward;
   double matmul() const { return forward.matmul + backward.matmul; }
-  /// Returns the FLOPs of matmuls, attention and all else, forward and backward.
+  /// Returns all FLOPs, forward and backward.
   double total() const { return matmul() + forward.other + backward.other; }
 };
 

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 struct GroupFiles {
   const char* limit;
   const char* used;
-  const char* cached[2];  ///< lines of memory.stat
+  const char* cached[2];  ///< what the page cache's lines of memory.stat begin with
 };
 constexpr GroupFiles version_1{.limit = "memory.limit_in_bytes",
                                .used = "memory.usage_in_bytes",
@@ -34,7 +34,7 @@ std::optional<int64_t> free_in(const fs::path& group, const GroupFiles& files) {
   const auto limit = number_in(group / files.limit), used = number_in(group / files.used);
   if (!limit || !used) return std::nullopt;
 
-  // The page cache counts as used, but the kernel frees it when memory is needed.
+  // The page cache counts as used, but the operating system frees it when memory is needed.
   int64_t cached = 0;
   std::ifstream statistics(group / "memory.stat");
   for (std::string line; std::getline(statistics, line);) {

@@ -6,9 +6,10 @@
 
 namespace lathe {
 
-/// Returns the number of bytes that the machine has available, or fewer if a control group limits
-/// the process (Linux cgroups, versions 1 and 2), as in containers and batch systems. The page
-/// cache counts as free. `root` is the folder that contains proc and sys; tests set it.
+/// Returns the number of bytes that this process can still allocate: what the machine has
+/// available, or less if a control group limits the process (Linux cgroups, versions 1 and 2), as
+/// in containers and batch systems. The page cache counts as free. `root` is the folder that
+/// contains proc and sys; tests set it.
 int64_t free_memory(const std::filesystem::path& root = "/");
 
 }  // namespace lathe

@@ -14,16 +14,16 @@ namespace lathe {
 namespace {
 
 constexpr size_t page = 4096;
-constexpr size_t most_addresses = size_t{1} << 42;  // 4 TiB, of which blocks take what they need
+constexpr size_t most_addresses = size_t{1} << 42;  // 4 TiB, into which blocks are mapped
 
 constexpr int without_memory = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
-/// Returns addresses that take no memory.
+/// Reserves addresses that take no memory. Throws Exit::memory if the system refuses.
 std::byte* reserve_addresses(size_t bytes, int protection) {
   void* const addresses = mmap(nullptr, bytes, protection, without_memory, -1, 0);
   if (addresses == MAP_FAILED) {
     fail(Exit::memory, "cannot reserve ", bytes,
-         " addresses for memory.offload: ", std::strerror(errno),
+         " bytes of addresses for memory.offload: ", std::strerror(errno),
          "; raise the limit of virtual memory (ulimit -v)");
   }
   return static_cast<std::byte*>(addresses);
@@ -70,7 +70,8 @@ c10::DataPtr MappedMemory::allocate(size_t bytes) {
   block->offset = s.end;
   if (s.file) {
     if (s.end + block->bytes > most_addresses)
-      fail(Exit::memory, "memory.offload: more than ", most_addresses, " bytes of parameters");
+      fail(Exit::memory, "memory.offload: the parameters take more than ", most_addresses,
+           " bytes of addresses; make the model smaller");
     s.file->grow(s.end + block->bytes);
     block->data = s.begin + s.end;
     s.file->map(block->data, block->offset, block->bytes);
@@ -91,7 +92,8 @@ void MappedMemory::free(void* context) {
     munmap(block->data, block->bytes);
     return;
   }
-  // Replaces the mapping, so that no other one gets these addresses. A failure leaves it in place.
+  // Replace the mapping by one without access, so that no other mapping gets these addresses. If
+  // this fails, the old mapping stays.
   (void)mmap(block->data, block->bytes, PROT_NONE, without_memory | MAP_FIXED, -1, 0);
   s.file->discard(block->offset, block->bytes);
 }
@@ -107,7 +109,8 @@ void MappedMemory::prefetch(const c10::DataPtr& data) {
 
 void MappedMemory::release(const c10::DataPtr& data) {
   const Block& block = *static_cast<const Block*>(data.get_context());
-  // This does not drop the contents of a shared mapping: a changed page stays in the page cache.
+  // madvise() does not drop the contents of a shared mapping: a changed page stays in the page
+  // cache.
   if (block.state->file) madvise(block.data, block.bytes, MADV_DONTNEED);
 }
 

@@ -1,7 +1,8 @@
-// Blocks up to 4 KB come from the C library, larger ones from segments. A steady step requests no
-// memory from the system (tested over steps 3 to 103). When no block fits, completely free segments
-// are returned before another is allocated, so reserved memory stays within 1.3 times the peak of
-// live memory, also with changing shapes (tests/core/allocator_test.cc).
+// Blocks up to 4 KB come from the C library, larger ones from segments. A training step in steady
+// state requests no memory from the system (tested over steps 3 to 103). When no block fits,
+// completely free segments are returned before another is allocated, so reserved memory stays
+// within 1.3 times the peak of live memory, also with changing shapes
+// (tests/core/allocator_test.cc).
 #include "core/memory.h"
 
 #include <c10/core/Allocator.h>
@@ -36,7 +37,7 @@ namespace {
 constexpr size_t header_bytes = 64;  // keeps the data after it 64-byte aligned
 constexpr size_t huge = size_t{2} << 20;
 constexpr size_t small_page = 4096;
-// Blocks up to this size, header included, come from the C library, by size.
+// Blocks up to this size, header included, come from the C library, and are cached by size.
 constexpr size_t small = 4096;
 constexpr size_t least_rest = 1024;  // smallest remainder that is split off as a block
 
@@ -60,7 +61,7 @@ class CachingAllocator;
 /// addresses.
 struct Header {
   size_t block = 0;  // bytes of the block, header included
-  size_t used = 0;   // bytes counted to the category
+  size_t used = 0;   // bytes that the tensor requested, as the category counts them
   Header *before = nullptr, *after = nullptr;
   Header* segment = nullptr;              // the first block of its segment
   CachingAllocator* allocator = nullptr;  // the allocator that the block returns to
@@ -80,10 +81,12 @@ size_t small_size(size_t bytes) {
   return round_to(bytes, bytes <= 512 ? 64 : std::bit_floor(bytes - 1) / 8);
 }
 
-/// Returns memory that consists of complete huge pages, or null. With `phantom`, it is reserved
-/// addresses: the system commits no memory for them, and a write takes a small page.
+/// Returns memory that consists of complete huge pages, or null if the system has none. With
+/// `phantom`, the memory is only reserved: the system commits a small page when it is first
+/// written.
 void* from_system(size_t bytes, bool phantom) {
-  // Map one huge page more, then unmap both ends, so that the segment starts on a huge page.
+  // Map one more huge page than needed, then unmap both ends, so that the segment starts on a huge
+  // page.
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (phantom ? MAP_NORESERVE : 0);
   void* map = mmap(nullptr, bytes + huge, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (map == MAP_FAILED) return nullptr;
@@ -115,7 +118,7 @@ class CachingAllocator final : public c10::Allocator {
     std::lock_guard lock(mutex_);
     Header* header = bytes <= small ? take_small(small_size(bytes)) : take(round_to(bytes, 64));
     if (header == nullptr) {
-      fail(Exit::memory, "out of memory: ", n, " bytes asked for with ", stats_.total,
+      fail(Exit::memory, "out of memory: ", n, " bytes were requested with ", stats_.total,
            " in use; make batch_size, block_size or the model smaller");
     }
     header->used = n;
@@ -126,6 +129,7 @@ class CachingAllocator final : public c10::Allocator {
       close_memory(data, header->block - header_bytes);
       open_memory(data, n);
     }
+    // Reads in a dry run give 0, but memory of the C library may have other contents.
     if (phantom_ && header->small) std::memset(data, 0, n);
     return {data, data, &release, c10::DeviceType::CPU};
   }
@@ -189,8 +193,8 @@ class CachingAllocator final : public c10::Allocator {
   static inline CachingAllocator* in_use = nullptr;
 
  private:
-  /// Returns whether a block is marked for the address sanitizer. A phantom's segments are not:
-  /// their shadow bytes would take real memory.
+  /// Returns whether a block is marked for the address sanitizer. Segments of a phantom allocator
+  /// are not: their shadow bytes would take real memory.
   bool is_marked(const Header& block) const { return block.small || !phantom_; }
 
   static void release(void* data) {
@@ -225,7 +229,7 @@ class CachingAllocator final : public c10::Allocator {
     auto found = free_.lower_bound(bytes);
     if (found == free_.end()) {
       // All free blocks are too small. Return unused segments before requesting another, so that
-      // reserved memory follows what is needed.
+      // reserved memory stays near what is needed.
       give_back();
       if (!grow(bytes)) return nullptr;
       found = free_.lower_bound(bytes);
@@ -272,7 +276,7 @@ class CachingAllocator final : public c10::Allocator {
       first->block += second->block;
       first->after = second->after;
       if (first->after != nullptr) first->after->before = first;
-      // Memory of a phantom that nobody wrote reads as 0, so the header must not stay in it.
+      // Unwritten memory of a phantom allocator must read as 0, so erase the header.
       if (phantom_) std::memset(static_cast<void*>(second), 0, header_bytes);
     };
     if (Header* after = header->after; after != nullptr && after->free) {
@@ -289,12 +293,12 @@ class CachingAllocator final : public c10::Allocator {
   }
 
   /// Adds a segment for a block of `bytes`. If the system has enough memory, the segment has at
-  /// least an eighth of the peak or 16 huge pages, whichever is less, so that segments do not
-  /// become many.
+  /// least an eighth of the peak or 16 huge pages, whichever is less, so that there are few
+  /// segments. Returns false if the system has no memory.
   ///
   /// If the block needs little of the segment's last huge page, as a block of 4 MB with its header
-  /// does, that part of the segment gets small pages. Otherwise, writing a few bytes would make 2
-  /// MB resident.
+  /// does, that part of the segment gets small pages. Otherwise, writing a few bytes there would
+  /// make 2 MB resident.
   bool grow(size_t bytes) {
     const size_t share = std::min(static_cast<size_t>(stats_.total_peak) / 8, 16 * huge);
     void* memory = nullptr;
@@ -357,10 +361,10 @@ class CachingAllocator final : public c10::Allocator {
   std::unordered_map<size_t, std::vector<Header*>> free_small_;
   std::set<Header*, BySize> free_;
   struct Segment {
-    size_t huge_bytes;   // at its start, which are huge pages; small pages follow
+    size_t huge_bytes;   // at its start that are in huge pages; small pages follow
     size_t touched = 0;  // bytes at its start that are resident, as far as is known
   };
-  // By the first block of each segment. A free segment consists of that block alone.
+  // The segments by their first block. A free segment consists of that block alone.
   std::map<Header*, Segment> segments_;
   MemoryStats stats_;
 };

@@ -1,7 +1,7 @@
-// The caching, counting allocator under ATen's CPU tensors. Blocks are cut from segments, best fit
-// first, and merged again when freed. A steady training step therefore requests nothing from the
-// system, and reserved memory follows the peak of what is in use. Every byte in use belongs to a
-// category.
+// The allocator of ATen's CPU tensors, which caches and counts memory. Blocks are cut from segments
+// by best fit, and merged again when they are freed. A training step in steady state therefore
+// requests no memory from the system, and reserved memory follows the peak of memory in use. Every
+// byte in use belongs to a category.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -26,6 +26,7 @@ enum class Memory : uint8_t {
 constexpr std::array<std::string_view, 8> memory_names{
     "other", "parameters", "gradients", "optimizer", "activations", "data", "casts", "checkpoints"};
 
+/// Counts of the allocator, in bytes except for `blocks`.
 struct MemoryStats {
   std::array<int64_t, memory_names.size()> used{};  ///< bytes in use now, by category
   std::array<int64_t, memory_names.size()> peak{};  ///< peak of each category
@@ -36,20 +37,22 @@ struct MemoryStats {
   int64_t blocks = 0;  ///< segments and small blocks held from the system
 };
 
-/// Installs the allocator under ATen (idempotent). Call it before the first tensor is made.
+/// Makes ATen use this allocator for CPU tensors. Call it before the first tensor is created;
+/// further calls do nothing.
 void install_allocator();
 /// Returns the counts of this process. Thread-safe.
 MemoryStats memory_stats();
-/// Returns the largest resident memory that this process had, since reset_peak_rss() if that was
-/// called.
+/// Returns the peak of this process's resident memory in bytes, since the last reset_peak_rss() if
+/// there was one.
 int64_t peak_rss_bytes();
-/// Returns free memory to the system, and lowers the peak to the present resident memory of this
-/// process, if the system permits that.
+/// Returns free memory to the system, and resets the peak that peak_rss_bytes() returns to the
+/// current resident memory, if the system permits that.
 void reset_peak_rss();
-/// Resets every peak to what is in use now.
+/// Resets every peak of memory_stats() to the current value.
 void reset_memory_peaks();
 
-/// Moves a tensor's storage to another category. Does nothing if it is not from this allocator.
+/// Counts a tensor's storage in another category from now on. Does nothing if the storage is not
+/// from this allocator.
 void recategorize(const c10::DataPtr& data, Memory category);
 
 /// Returns the category of a tensor's storage; Memory::other if it is not from this allocator.
@@ -77,7 +80,7 @@ class CountedMemory {
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  /// Returns a block, which its deleter frees. Throws where there is no space.
+  /// Returns a block, which its deleter frees. Throws if there is no space.
   virtual c10::DataPtr allocate(size_t bytes) = 0;
 };
 
@@ -102,8 +105,9 @@ class TakeMemoryFrom {
 };
 
 /// While alive, CPU tensors get reserved, uncommitted memory: pages are committed when they are
-/// first written. A separate allocator provides it and behaves as the normal one would in a new
-/// process. memory_stats() reports on that allocator. Only one DryRunMemory may be alive.
+/// first written. A separate allocator provides this memory and behaves as the normal one would in
+/// a new process. memory_stats() returns the counts of the separate allocator. Only one
+/// DryRunMemory may be alive.
 class DryRunMemory {
  public:
   DryRunMemory();

@@ -1,6 +1,6 @@
-// What the current thread is doing: whether it records a graph, the compute dtype, the step's
-// randomness. Guards set the fields and restore the previous values; a new thread starts with the
-// defaults.
+// The mode of the current thread: whether it records a graph, the compute dtype, the source of
+// random numbers. Guards set the fields and restore the previous values; a new thread starts with
+// the defaults.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -43,9 +43,9 @@ struct StepRandom {
   int64_t first_sample = 0;
 };
 
-/// Counts how often each stream of random numbers was drawn from since a training step began. Each
-/// draw from a stream gives new numbers, even if a layer is called twice or two layers have the
-/// same stream.
+/// Counts for each stream of random numbers how often it was drawn from since a training step
+/// began. Each draw from a stream gives new numbers, even if a layer is called twice or two layers
+/// have the same stream.
 using StreamUses = std::unordered_map<uint64_t, uint64_t>;
 
 /// Functions that run_blocks() (autograd/recompute.h) calls around each repeated block of a model,
@@ -91,8 +91,8 @@ struct Mode {
   bool cache_casts = false;  ///< keep casts of weights until the outermost autocast ends
   int autocast_depth = 0;    ///< how many autocast guards are alive
   NewParameters new_parameters = NewParameters::zeros;
-  bool training = false;  ///< layers behave as in training: dropout drops, batch norm takes the
-                          ///< batch's statistics
+  bool training = false;  ///< layers behave as in training: dropout drops elements, batch norm uses
+                          ///< the batch's statistics
   bool adapters = true;   ///< linear layers add the output of their adapters
   /// A forward pass is being recomputed (RestoreRngState). Layers must then not update their
   /// running statistics, which the first pass has updated.
@@ -107,16 +107,16 @@ struct Mode {
   detail::DeferOps* deferred = nullptr;
   bool ranges = false;  ///< steps, modules and ops report their names to ATen's observers: see
                         ///< core/named_range.h
-  const ForwardHook* forward_hooks = nullptr;  ///< the innermost that is alive: see nn/hooks.h
-  /// Records the ops that run, so that they can be recomputed, or null: see autograd/recompute.h.
-  /// It drops the tensors that these ops save; a selective recording chooses later which to drop.
+  const ForwardHook* forward_hooks = nullptr;  ///< the innermost hook, or null: see nn/hooks.h
+  /// Records the ops that run, so that they can be recomputed, or null: see autograd/recompute.h. A
+  /// recording drops the tensors that these ops save; a selective one chooses later which to drop.
   Recomputation* recording = nullptr;
   Recomputation* replaying = nullptr;  ///< the recomputation that is running, or null
   SavedPacker* packer = nullptr;  ///< packs saved tensors, or null: see autograd/saved_packer.h
   RecomputePolicy recompute{};    ///< the policy that run_blocks() follows
   /// Where run_blocks() counts the blocks that `recompute` recomputes, or null.
   int64_t* blocks_run = nullptr;
-  BlockHooks* block_hooks = nullptr;  ///< what run_blocks() calls around each block, or null
+  BlockHooks* block_hooks = nullptr;  ///< run_blocks() calls them around each block; or null
   /// The stage of a pipeline whose blocks run_blocks() runs, or null: all blocks. See
   /// autograd/pipeline_stage.h.
   PipelineStage* stage = nullptr;
@@ -131,7 +131,8 @@ struct Mode {
   /// Divides positions among processes while run_blocks() runs blocks and records a graph, or null:
   /// see dist/sequence_ranks.h.
   const SequenceSplit* sequence_split = nullptr;
-  /// While a divided block runs, the positions that this process has; otherwise null.
+  /// The positions that this process has while it runs a block whose positions `sequence_split`
+  /// divides; otherwise null.
   const SequencePart* sequence_part = nullptr;
   /// The position in its row at which each token's document begins, int64 [B, T]. Null: each row is
   /// one document. See nn/layers/documents.h.
@@ -145,8 +146,9 @@ inline constinit thread_local Mode mode_of_thread;
 /// Returns the calling thread's mode.
 inline Mode& mode() { return detail::mode_of_thread; }
 
-/// Restores the thread's mode when destroyed. Set fields of mode() after making one. Destroy guards
-/// on the thread that made them, in reverse order.
+/// Saves the thread's mode when constructed and restores it when destroyed. Change fields of mode()
+/// after constructing a guard. Destroy guards on the thread that constructed them, in reverse
+/// order.
 class ModeGuard {
  public:
   ModeGuard() : saved_(mode()) {}
@@ -192,14 +194,14 @@ class TrainingStep : public ModeGuard {
 };
 
 /// A TrainingStep for a loop that does not count steps: while it is alive, each forward pass draws
-/// new numbers of `seed`. Make it before the loop, because each new guard with an equal `seed`
-/// draws the same numbers again.
+/// new numbers, which `seed` determines. Construct it before the loop, because each new guard with
+/// an equal `seed` draws the same numbers again.
 struct Training : TrainingStep {
   explicit Training(uint64_t seed = 0) : TrainingStep({.seed = seed}) {}
 };
 
-/// While alive, layers behave as outside training. A graph is still recorded unless a NoGrad is
-/// alive too.
+/// While alive, layers behave as in evaluation. A graph is still recorded unless a NoGrad is alive
+/// too.
 struct Evaluation : ModeGuard {
   Evaluation() {
     mode().training = false;
@@ -208,8 +210,8 @@ struct Evaluation : ModeGuard {
   }
 };
 
-/// A copy of the thread's training mode and of its draws so far, taken before a forward pass that
-/// will be recomputed.
+/// A copy of the thread's training mode, source of random numbers and counts of draws, taken before
+/// a forward pass that will be recomputed.
 struct DrawState {
   bool training = false;
   std::optional<StepRandom> random;

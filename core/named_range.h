@@ -8,7 +8,7 @@
 namespace lathe {
 
 /// A user scope of ATen's RecordFunction, from construction to destruction, with the name that
-/// `name()` returns. Does nothing unless Mode::ranges is set. Make it on the stack.
+/// `name()` returns. Does nothing unless Mode::ranges is set. Construct it on the stack.
 class NamedRange {
  public:
   template <class Name>

@@ -10,8 +10,8 @@
 
 namespace lathe {
 
-/// Calls f(first, last) for parts of [begin, end) of at least `grain`, on ATen's threads. Does
-/// nothing in a dry run. All loops of kernels use it.
+/// Calls f(first, last) on ATen's threads for parts of [begin, end): at most one part for each
+/// `grain` indices, rounded up. Does nothing in a dry run. All loops of kernels use this function.
 template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   if (is_dry_run()) return;

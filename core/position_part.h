@@ -11,12 +11,12 @@ namespace lathe {
 
 /// A part of the positions of each row. Rows are cut into 2 * `parts` chunks of equal length. A
 /// part has one chunk of the first half and the mirrored chunk of the second half, so that causal
-/// attention costs each part the same (Dubey et al. 2024, "The Llama 3 herd of models", section
-/// 3.3.2).
+/// attention takes the same time for each part (Dubey et al. 2024, "The Llama 3 herd of models",
+/// section 3.3.2).
 struct PositionPart {
   int64_t part = 0, parts = 1;
 
-  /// Returns the numbers of this part's chunks, in the order in which the process has them.
+  /// Returns the indices of this part's chunks, in the order in which the process stores them.
   std::array<int64_t, 2> chunks() const { return {part, 2 * parts - 1 - part}; }
 };
 
@@ -31,8 +31,9 @@ struct PositionRange {
   int64_t begin = 0, length = 0;
 };
 
-/// Returns the `count` positions that a process computes, in the order in which it has them.
-/// `of_row`: its part of the rows; `of_part`: its part of `of_row`.
+/// Returns the `count` positions that a process computes, in the order in which it stores them.
+/// `of_row`: the part of each row that its group of sequence-parallel processes has; `of_part`: the
+/// process's part of `of_row`.
 inline std::vector<PositionRange> ranges_of(const PositionPart& of_row, const SequencePart& of_part,
                                             int64_t count) {
   const int64_t first = of_part.part * count;
@@ -43,6 +44,7 @@ inline std::vector<PositionRange> ranges_of(const PositionPart& of_row, const Se
   for (int64_t half = 0; half < 2; ++half) {
     const int64_t begin = std::max(first, half * chunk);
     const int64_t end = std::min(first + count, (half + 1) * chunk);
+    // Positions [half * chunk, (half + 1) * chunk) of the part are chunk `number` of the row.
     const int64_t number = of_row.chunks()[static_cast<size_t>(half)];
     if (begin < end) ranges.push_back({(number - half) * chunk + begin, end - begin});
   }

@@ -17,14 +17,14 @@ namespace lathe {
 namespace {
 
 constexpr int64_t block = 64, scale_block = 256;
-// Number of elements that are converted at a time. Each is a multiple of block * scale_block, so a
-// part never splits a group of scales. large_part, on GPUs, keeps the number of kernel launches
+// Number of elements that are converted at a time. Both are multiples of block * scale_block, so a
+// part never splits a block of scales. large_part, on GPUs, keeps the number of kernel launches
 // low; small_part keeps the float32 copy small.
 constexpr int64_t small_part = 1 << 18, large_part = 1 << 24;
 
 int64_t up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/// Returns rows of `width` elements, the last one padded with zeros.
+/// Returns the elements of t in rows of `width` elements, the last row padded with zeros.
 at::Tensor in_rows(const at::Tensor& t, int64_t width) {
   return at::constant_pad_nd(t, {0, up(t.numel(), width) - t.numel()}).view({-1, width});
 }
@@ -84,7 +84,8 @@ QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double
                      format == Format::nf4 ? at::kByte : at::kChar);
   scales_ = at::empty({whole / block}, at::kFloat);
 
-  // The nearest nf4 level is found between the middles of neighboring levels.
+  // The midpoints of neighboring levels are the boundaries from which bucketize() finds the nearest
+  // nf4 level.
   std::vector<float> middles;
   for (size_t i = 0; i + 1 < nf4_levels().size(); ++i)
     middles.push_back((nf4_levels()[i] + nf4_levels()[i + 1]) / 2);
@@ -129,7 +130,7 @@ QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double
 at::Tensor QuantizedTensor::scales(int64_t first_block, int64_t blocks) const {
   at::Tensor s = scales_.slice(0, first_block, first_block + blocks);
   if (!scale_scales_.defined()) return s;
-  // Parts begin at the start of a group of scales.
+  // Parts begin at the start of a block of scales.
   const int64_t first = first_block / scale_block, groups = up(blocks, scale_block) / scale_block;
   const at::Tensor by = scale_scales_.slice(0, first, first + groups).unsqueeze(1);
   return (in_rows(s.to(at::kFloat), scale_block) * by).view(-1).slice(0, 0, blocks) + scale_mean_;

@@ -1,10 +1,11 @@
-// Weights stored in 8 or 4 bits. Blocks of 64 elements share a scale, which is derived from their
-// largest absolute value.
-//   int8: 127 levels to either side of zero; the scale is that value / 127. Dettmers et al. 2022,
+// Weights stored in 8 or 4 bits. Each block of 64 elements has a scale, which is derived from the
+// largest absolute value m of the block.
+//   int8: 127 levels to either side of zero; the scale is m / 127. Dettmers et al. 2022,
 //         "8-bit optimizers via block-wise quantization"
-//   nf4:  16 levels at the quantiles of a normal distribution; the scale is that value. Dettmers et
-//         al. 2023, "QLoRA"
-// With double quantization, the scales minus their mean are stored in 8 bits, in blocks of 256.
+//   nf4:  16 levels at the quantiles of a normal distribution; the scale is m. Dettmers et al.
+//         2023, "QLoRA"
+// With double quantization, the scales minus their mean are stored in 8 bits; each block of 256
+// scales has a scale of its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,13 +22,12 @@ namespace lathe {
 /// A frozen tensor in 8 or 4 bits.
 class QuantizedTensor {
  public:
-  /// int8: 8 bits of 255 levels; nf4: 4 bits of 16 levels (Dettmers et al. 2023). Both have a scale
-  /// for each block.
+  /// int8: 8 bits, 255 levels; nf4: 4 bits, 16 levels.
   enum class Format { int8, nf4 };
 
-  /// Quantizes a floating-point tensor on the CPU in parts, which takes a few megabytes in addition
-  /// to the result, and then moves the result to `device`. Throws if `t` is empty or not a
-  /// floating-point tensor.
+  /// Quantizes a floating-point tensor on the CPU, and then moves the result to `device`. This is
+  /// done in parts, so it takes only a few megabytes in addition to the result. Throws if `t` is
+  /// empty or not a floating-point tensor.
   QuantizedTensor(const at::Tensor& t, Format format, bool double_quant, at::Device device);
 
   /// Returns the complete tensor in a floating-point dtype.

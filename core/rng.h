@@ -1,7 +1,7 @@
-// Counter-based randomness: every number is a pure function of (seed, purpose, position, counter).
-// There is no hidden generator state, resuming needs only the step, and a mask is the same under
-// every split of the batch. Generator: Philox4x32-10, Salmon, Moraes, Dror and Shaw, "Parallel
-// random numbers: as easy as 1, 2, 3", SC 2011.
+// Counter-based randomness: every number is a pure function of the seed, the purpose, the index and
+// the step. There is no hidden generator state, so resuming needs only the step, and a dropout mask
+// does not depend on how the batch is split. The generator is Philox4x32-10: Salmon, Moraes, Dror
+// and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@ namespace lathe {
 /// The four numbers of a Philox4x32 block (Salmon et al. 2011).
 using Philox4 = std::array<uint32_t, 4>;
 
+/// The key of a Philox4x32 generator, which selects a stream of random numbers.
 struct RngKey {
   uint32_t k0 = 0, k1 = 0;
 };
@@ -53,7 +54,7 @@ constexpr RngKey make_key(uint64_t seed, uint64_t purpose) {
   return {static_cast<uint32_t>(z), static_cast<uint32_t>(z >> 32)};
 }
 
-/// Returns a uniform number in (0, 1), never 0 or 1.
+/// Converts 32 random bits to a uniform number in (0, 1): never 0 or 1.
 inline double unit(uint32_t x) { return (x + 0.5) * 0x1p-32; }
 
 /// A keyed permutation of [0, n) in O(1) memory: a balanced Feistel network of four rounds, each
@@ -61,9 +62,9 @@ inline double unit(uint32_t x) { return (x + 0.5) * 0x1p-32; }
 /// is below n (cycle walking, Black and Rogaway 2002).
 class Permutation {
  public:
-  /// n >= 1.
+  /// Permutes [0, n), where n >= 1.
   Permutation(uint64_t n, RngKey key);
-  /// Returns the position that i moves to; i < n.
+  /// Returns the position to which i moves. i must be below n.
   uint64_t operator()(uint64_t i) const;
 
  private:

@@ -1,4 +1,4 @@
-// Running statistics of layers, such as batch norm's, and when they are updated.
+// Updates the running statistics of layers, such as those of batch norm.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -9,7 +9,7 @@ namespace lathe {
 
 inline constexpr std::array stop_signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
-/// Returns them as a set.
+/// Returns these signals as a set.
 inline sigset_t stop_signal_set() {
   sigset_t set;
   sigemptyset(&set);

@@ -38,7 +38,7 @@ void free_storage(const at::Tensor& t) {
 
 void replace_by_zeros(const at::Tensor& t) {
   if (!t.defined() || t.numel() == 0 || t.is_cuda()) return;
-  // The system maps all pages that are only read to one page of zeros.
+  // The operating system maps all pages that are only read to the same page of zeros.
   const size_t bytes = t.storage().nbytes();
   void* const zeros = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (zeros == MAP_FAILED) return;

@@ -1,5 +1,5 @@
-// Frees and restores the memory of tensors that stay in place, such as the parameters of a block
-// that another process has.
+// Frees and restores the memory of tensors while the tensor objects stay, for example those of
+// parameters of a block that another process has.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,17 +10,17 @@ namespace lathe {
 at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// Returns whether a tensor can be read: it has memory, or no elements.
 bool has_memory(const at::Tensor& t);
-/// Returns whether `t` fills its storage, so it is not a view of a part of a larger tensor.
+/// Returns whether `t` fills its storage, and so is not a view of a part of a larger tensor.
 bool owns_memory(const at::Tensor& t);
-/// Frees the memory of a tensor, which keeps its sizes. Reading it then throws. Does nothing if `t`
-/// is undefined or has no elements.
+/// Frees the memory of a tensor, which keeps its sizes. Reading the tensor then throws. Does
+/// nothing if `t` is undefined or has no elements.
 void free_storage(const at::Tensor& t);
-/// Frees the memory of a tensor on a CPU, which keeps its sizes and reads as zeros from then on. It
-/// must not be written to. Does nothing if `t` is on a GPU, is undefined or has no elements, or if
-/// the system has no addresses left.
+/// Replaces the memory of a CPU tensor by zeros that take no memory. The tensor keeps its sizes,
+/// and must not be written to. Does nothing if `t` is on a GPU, is undefined or has no elements, or
+/// if the system has no addresses left.
 void replace_by_zeros(const at::Tensor& t);
-/// Gives a tensor whose memory was freed new memory, which is counted as that of parameters and not
-/// initialized. Does nothing if it has memory.
+/// Allocates new memory, which is not initialized, for a tensor whose memory was freed. Its
+/// category is Memory::parameters. Does nothing if the tensor has memory.
 void allocate_storage(const at::Tensor& t);
 
 }  // namespace lathe

@@ -1,6 +1,6 @@
 // Sums whose bits do not depend on the number of threads. When ATen sums all elements to one
-// number, it splits them into as many parts as there are threads. Sums over the last dim are those
-// of core/rows.h where it has them.
+// number, it splits them into as many parts as there are threads. Sums over the last dim are
+// computed by row_sums() of core/rows.h if it takes the tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -29,7 +29,8 @@ class ThreadLog {
     Clock::time_point begin, end;
   };
 
-  /// Returns the log in which work is currently recorded, or null. Assign to it to change the log.
+  /// Returns the log in which work is currently recorded, or null. Assign a log to the result to
+  /// record there.
   static std::atomic<ThreadLog*>& active() {
     static std::atomic<ThreadLog*> log{nullptr};
     return log;

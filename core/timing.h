@@ -1,4 +1,4 @@
-// Time measurement with a clock that never goes back.
+// Time measurement with a monotonic clock.
 #pragma once
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 //
 // Values numbered 0, 1, 2, ... are the leaves of one binary tree: 0 + 1, 2 + 3, ..., then pairs of
 // those sums, and so on. A block of 2^k values that begins at a multiple of 2^k is a subtree, so
-// whoever adds it up gets the same bits:
+// every process that sums it gets the same bits:
 //
 //            (0 1 2 3) + (4 5)
 //           /         \        \              with one process: all of it
@@ -34,8 +34,8 @@ class TreeSum {
     }
     parts_.push_back(std::move(part));
   }
-  /// Returns the sum of all values, and empties itself. The incomplete blocks at the end are added
-  /// last, the smallest first. There must be a value.
+  /// Returns the sum of all values, and removes them. Partial sums are added in reverse order,
+  /// which begins with the smallest. There must be at least one value.
   template <class Plus>
   T finish(Plus&& plus) {
     T sum = std::move(parts_.back().sum);

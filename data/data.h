@@ -35,17 +35,18 @@ struct DataConfig {
       "Mixtures: share of the training windows per source, for example web:0.7,code:0.3. Sources "
       "that are not named are not used. Empty: the shares that were given to `lathe prepare`.",
       anything().list().fixed())
-  LATHE_FIELD(std::string, documents, "joined",
-              "Tokens: how a window treats the documents in it. joined: as one text; separate: no "
-              "document attends to another, and positions restart at 0 in each (gpt and llama).",
-              one_of({"joined", "separate"}).fixed())
+  LATHE_FIELD(
+      std::string, documents, "joined",
+      "Tokens: how a window treats the documents in it. joined: as one text; separate: no document "
+      "attends to another, and positions restart at 0 in each (only for the kinds gpt and llama).",
+      one_of({"joined", "separate"}).fixed())
   LATHE_FIELD(std::string, packing, "windows",
               "Tokens: what a row of a batch is. windows: a window of the whole text; examples: "
-              "one document, padded on the right to data.window and cut to it.",
+              "one document, padded or cut on the right to data.window tokens.",
               one_of({"windows", "examples"}).fixed())
   LATHE_FIELD(int64_t, document_end, -1,
-              "documents = separate, packing = examples: id of the token that ends a document. -1: "
-              "the tokenizer's <|endoftext|>, <|end_of_text|> or </s>.",
+              "With documents = separate or packing = examples: id of the token that ends a "
+              "document. -1: the tokenizer's <|endoftext|>, <|end_of_text|> or </s>.",
               at_least(-1).fixed())
   LATHE_FIELD(int64_t, folds, 0,
               "Example sets: number of folds of cross-validation, one of which is the validation "
@@ -64,40 +65,41 @@ struct DataConfig {
 };
 
 /// A micro-batch on the run's device.
-///   tokens:   inputs int64 [B, T], targets int64 [B, T] shifted by one, -100 where none is learned
-///   pairs:    as tokens; the first half of the rows are the chosen answers after their prompts,
-///             and the second half the rejected answers of the same pairs
+///   tokens:   inputs int64 [B, T], targets int64 [B, T] shifted by one; -100 is ignored
+///   pairs:    as tokens; each row is a prompt with an answer. The first half of the rows has the
+///             chosen answers, and the second half has the rejected answers of the same pairs
 ///   examples: inputs float32 [B, ...], targets int64 [B] (classes) or float32 [B, outputs]
 struct Batch {
   at::Tensor inputs, targets;
-  /// data.documents = separate: int64 [B, T], the position in its row where the document of each
-  /// token begins (SeparateDocuments); else undefined.
+  /// data.documents = separate: int64 [B, T], for each token the position in its row at which the
+  /// token's document begins (see SeparateDocuments). Otherwise undefined.
   at::Tensor starts{};
-  std::string source{};  ///< evaluation of a mixture: the source that the batch is from
+  std::string source{};  ///< evaluation of a mixture: name of the source that the batch is from
 };
-/// Returns how many targets of a batch enter the loss: integers that are not -100, or all examples.
+/// Returns how many targets of a batch count toward the loss: integer targets other than -100, or
+/// the number of rows if targets are floats.
 int64_t count_targets(const Batch& batch);
 
 /// The size of a micro-batch. The last two fields apply to tokens only.
 struct BatchSizes {
   int64_t batch_size = 1;
-  int64_t block_size = 0;  ///< tokens of a window
-  int64_t vocab_size = 0;  ///< an id must be below it
+  int64_t block_size = 0;  ///< tokens per window
+  int64_t vocab_size = 0;  ///< every token id must be below it
 };
 
 /// Training micro-batches. The contents of the n-th one are a pure function of (seed, n), so any
-/// number of threads may make them, and a resumed run sees the same batches.
+/// number of threads may prepare them, and a resumed run gets the same batches.
 class TrainingBatches {
  public:
   virtual ~TrainingBatches() = default;
-  /// Returns the host tensors, uninitialized, that one micro-batch is written into.
+  /// Returns uninitialized host tensors into which fill() can write one micro-batch.
   virtual std::vector<at::Tensor> make_buffers() const = 0;
   /// Writes micro-batch n (from 0). Threads call it concurrently, each with separate buffers.
   virtual void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const = 0;
   /// Returns how many targets of micro-batch n count toward the loss; nullopt if all of them do.
   virtual std::optional<int64_t> targets(int64_t /*micro_batch*/) const { return std::nullopt; }
-  /// Returns a batch made of filled buffers that were copied to the run's device. It shares their
-  /// memory.
+  /// Returns a batch that shares the memory of `on_device`, which are filled buffers after the copy
+  /// to the run's device.
   virtual Batch batch_of(const std::vector<at::Tensor>& on_device) const = 0;
 };
 
@@ -115,38 +117,42 @@ struct DatasetInfo {
   std::string task{};
   std::optional<Tokenizer> tokenizer{};  ///< token data with a manifest
   int64_t vocab_size = 0;                ///< token data with a manifest: ids are below it
-  bool pairs = false;                    ///< preferences: batches are as Batch describes
-  std::vector<int64_t> input_sizes{};    ///< examples: of one input, as {64} or {1, 8, 8}
-  int64_t outputs = 0;                   ///< examples: classes, or numbers of one target
+  bool pairs = false;                    ///< preferences: batches hold pairs (see Batch)
+  std::vector<int64_t> input_sizes{};    ///< examples: shape of one input, as {64} or {1, 8, 8}
+  int64_t outputs = 0;                   ///< examples: number of classes, or of target values
   std::vector<std::string> labels{};     ///< classification: the name of each class, or empty
   /// Regression: targets in batches are (raw - target_mean) / target_scale, so that errors can be
   /// reported in raw units. One number for each output.
   std::vector<double> target_mean{}, target_scale{};
-  std::optional<ExampleEncoding> encoding{};  ///< examples: the encoding of new ones
+  std::optional<ExampleEncoding> encoding{};  ///< examples: how new examples must be encoded
 };
 
 /// An open data folder with both splits.
 class Data {
  public:
   virtual ~Data() = default;
-  /// Returns what the config, the model and the task need to know; valid as long as this object.
+  /// Returns the facts about the data that the config, the model and the task need. The reference
+  /// is valid as long as this object.
   virtual const DatasetInfo& facts() const = 0;
-  /// Normalizes examples by a model's statistics from now on, instead of by those of this folder,
-  /// so that inputs have the scale of the model's training data. Does nothing for tokens.
+  /// Replaces this folder's normalization statistics by those of a model's `encoding`, so that
+  /// inputs have the scale of the model's training data. Does nothing for tokens.
   virtual void normalize_as(const ExampleEncoding& /*encoding*/) {}
-  /// Returns the number of tokens or examples of the training split; 0 where it is missing.
+  /// Returns the number of tokens or examples of the training split; 0 if the split is missing.
   virtual int64_t train_size() const = 0;
-  /// Returns the number of tokens or examples of the validation split; 0 where it is missing.
+  /// Returns the number of tokens or examples of the validation split; 0 if the split is missing.
   virtual int64_t val_size() const = 0;
-  /// Checks token data against the sizes. Throws Exit::data where there are too few tokens for a
-  /// training window, or, with the file and the position, where an id is not below the vocabulary's
-  /// size; Exit::usage if data.document_end is not below it.
+  /// Checks token data against the sizes. Throws Exit::data if the training split is too short for
+  /// a window and its targets, or if a token id is not below sizes.vocab_size; the latter error
+  /// names the file and the position. Throws Exit::usage if data.document_end is not below
+  /// sizes.vocab_size.
   virtual void check_windows(const BatchSizes& /*sizes*/) const {}
   /// Returns the training micro-batches; this object must outlive them.
   virtual std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes,
                                                     uint64_t seed) const = 0;
-  /// Returns the complete validation split, once, with a short last batch; or, where `batches` is
-  /// not 0, a sample of that many batches, spread evenly over it and the same each time.
+  /// Returns the batches of one evaluation. If `batches` is 0, they cover the complete validation
+  /// split once, and the last batch may be shorter. Otherwise they are a sample of `batches`
+  /// batches, spread evenly over the split and the same in each call; or the complete split if it
+  /// has fewer.
   virtual std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
                                                         at::Device device) const = 0;
   /// Returns a fingerprint of the contents of both splits, from samples that are read in a fraction
@@ -168,11 +174,10 @@ struct DataKind {
   /// for keys that do not fit this kind.
   std::function<std::unique_ptr<Data>(const DataConfig&)> open;
 };
-/// Adds a kind; call it before the command line is run. Throws Exit::internal where its name is
-/// taken.
+/// Adds a kind; call it before the command line is run. Throws Exit::internal if its name is taken.
 void add_data_kind(DataKind kind);
-/// Opens data.dir of any kind. A folder without a manifest, or with one that has no kind, holds
-/// token shards. Throws the errors of DataKind::open.
+/// Opens data.dir of any kind. If the folder has no manifest, or the manifest has no "kind", it is
+/// opened as token shards. Throws the errors of DataKind::open.
 std::unique_ptr<Data> open_data(const DataConfig& config);
 
 }  // namespace lathe

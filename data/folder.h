@@ -13,20 +13,21 @@
 
 namespace lathe {
 
-/// Writes `name` in `folder` durably and adds the field "checksum", which covers all others.
+/// Adds the field "checksum", which covers all other fields, and writes the JSON durably to the
+/// file `name` in `folder`.
 void write_manifest_json(const fs::path& folder, Json json,
                          const std::string& name = "manifest.json");
-/// Returns a folder's `name`, parsed; nullopt where the file is missing. Throws Exit::data where it
-/// is not a JSON object.
+/// Returns the parsed JSON of the file `name` in `folder`; nullopt if the file is missing. Throws
+/// Exit::data if it is not a JSON object.
 std::optional<Json> read_manifest_json(const fs::path& folder,
                                        const std::string& name = "manifest.json");
 /// Throws Exit::data unless json["format"] is `known`.
 void check_data_format(const Json& json, const char* known, const std::string& where);
-/// Throws Exit::data where a manifest was changed after it was written. A manifest of an earlier
-/// build, without a checksum, passes.
+/// Throws Exit::data if a manifest does not match its own checksum. A manifest without a checksum,
+/// which an earlier build wrote, passes.
 void check_manifest_checksum(const Json& json, const std::string& where);
-/// Returns the kind of the data in a folder, by its manifest; "tokens" without one, or if it names
-/// none.
+/// Returns the "kind" in a data folder's manifest; "tokens" if the folder has no manifest or the
+/// manifest has no "kind".
 std::string kind_of_data(const fs::path& folder);
 /// Returns json[key], a file name within the manifest's folder. Throws Exit::data for any other
 /// value.
@@ -35,9 +36,9 @@ std::string manifest_file(const Json& json, const char* key, const std::string& 
 /// Returns the checksum of all bytes if there are at most `pieces` MiB of them, otherwise that of
 /// `pieces` evenly spaced pieces of 1 MiB. `pieces` must be at least 2.
 std::string sampled_checksum(std::span<const std::byte> bytes, size_t pieces);
-/// Reads the file and compares its checksum with `xxh3`. Throws Exit::data with the file's name
-/// where it differs or where `xxh3` is empty, and Exit::stopped once `stop`, which is called every
-/// 16 MiB, returns true.
+/// Reads the file and compares its checksum with `xxh3`. Throws Exit::data with the file's name if
+/// they differ or `xxh3` is empty, and Exit::stopped once `stop`, which is called every 16 MiB,
+/// returns true.
 void verify_file(const MappedFile& file, const std::string& xxh3,
                  const std::function<bool()>& stop);
 

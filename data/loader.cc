@@ -17,8 +17,7 @@ Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t
     : batches_(data.training(sizes, seed)),
       device_(device),
       plan_(plan),
-      slots_(static_cast<size_t>(config.prefetch +
-                                 1)),  // one more: the batch in use keeps its buffers
+      slots_(static_cast<size_t>(config.prefetch + 1)),  // one slot more, for the batch in use
       next_fill_(first),
       next_batch_(first) {
   const MemoryScope scope(Memory::data);
@@ -95,7 +94,8 @@ Batch Loader::next() {
   std::vector<at::Tensor> on_device;
   waited_ = seconds_since(begin);
   for (const auto& buffer : slot.buffers) {
-    // A graph that saved the previous batch in this buffer must fail in backward.
+    // On CPU, an autograd graph may have saved the buffer's previous batch. Its backward must fail
+    // instead of using the new data.
     bump_version(buffer);
     on_device.push_back(buffer.to(device_, /*non_blocking=*/true));
   }

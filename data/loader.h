@@ -1,5 +1,5 @@
-// Prepares batches ahead of time. Worker threads fill a fixed ring of host buffers. A batch is a
-// function of (seed, step), so the number of workers never changes the training data.
+// Prepares batches ahead of time. Worker threads fill a fixed ring of host buffers. A micro-batch
+// depends only on the seed and its index, so the number of workers never changes the training data.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,23 +19,24 @@
 
 namespace lathe {
 
-/// Training micro-batches in order, from a given one on. Buffers are pinned and copied
-/// asynchronously for CUDA.
+/// Returns training micro-batches in order, beginning with a given one. For CUDA, buffers are
+/// pinned and copied asynchronously.
 class Loader {
  public:
-  /// Starts with micro-batch `first` of this process, in the numbering of `plan`. Throws
-  /// Exit::memory if a worker thread can't be started. `data` must outlive the loader.
+  /// Starts the workers. The first micro-batch is number `first` (from 0) of those that this
+  /// process computes by `plan`. Throws Exit::memory if a worker thread can't be started. `data`
+  /// must outlive the loader.
   Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first,
          const DataConfig& config, at::Device device, const BatchPlan& plan = {});
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// Returns the next micro-batch, which is valid until the next call. Throws the error of a
-  /// worker.
+  /// Returns the next micro-batch, which is valid until the next call. Throws the error that
+  /// occurred in the worker that prepared it.
   Batch next();
   /// Returns how many targets of a micro-batch count toward the loss; nullopt if all of them do.
-  /// `micro_batch` counts the micro-batches of all steps and processes.
+  /// `micro_batch` is an index among the micro-batches of all steps and processes.
   std::optional<int64_t> targets(int64_t micro_batch) const {
     return batches_->targets(micro_batch);
   }
@@ -45,7 +46,7 @@ class Loader {
  private:
   struct Slot {
     std::vector<at::Tensor> buffers;
-    int64_t micro_batch = -1;  // in `buffers`; -1 before the first fill
+    int64_t micro_batch = -1;  // the one in `buffers`; -1 before the first fill
     std::exception_ptr error;
     // CUDA: recorded after the copy to the device. The buffers may be refilled once it has passed.
     std::optional<c10::Event> copied;
@@ -59,7 +60,7 @@ class Loader {
   std::unique_ptr<TrainingBatches> batches_;
   at::Device device_;
   BatchPlan plan_;
-  std::vector<Slot> slots_;  // micro-batch n lives in slot n % size
+  std::vector<Slot> slots_;  // micro-batch n is in slot n % size
   int64_t next_fill_, next_batch_;
   bool stop_ = false;
   double waited_ = 0;
@@ -68,8 +69,8 @@ class Loader {
   std::vector<std::thread> workers_;
 };
 
-/// Returns the `n` training micro-batches from number `first` on. The calling thread makes them,
-/// each in separate memory.
+/// Returns `n` training micro-batches, beginning with number `first`. The calling thread prepares
+/// them, each in separate memory.
 std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed,
                                 int64_t first, int64_t n, at::Device device);
 

@@ -31,18 +31,18 @@ Group& group_of(Axis axis) {
   return world().layers();
 }
 
-/// Returns the bounds of a flat tensor with `n` elements for each rank.
+/// Returns the bounds [ranks + 1] of the ranks' shares in a flat tensor with `n` elements per rank.
 std::vector<int64_t> equal_cuts(int64_t n, Axis axis) {
   std::vector<int64_t> cuts;
   for (int64_t r = 0; r <= ranks_on(axis).size; ++r) cuts.push_back(r * n);
   return cuts;
 }
 
-/// Returns `x` as [ranks, ...], of which part r is the r-th along `dim`, contiguous.
+/// Cuts `x` into equal parts along `dim`, and returns them as a contiguous tensor [ranks, ...].
 at::Tensor parts_of(const at::Tensor& x, int64_t dim, Axis axis) {
   const int64_t ranks = ranks_on(axis).size;
-  LATHE_CHECK(x.size(dim) % ranks == 0, "dim ", dim, " has ", x.size(dim), " elements, which ",
-              ranks, " ranks do not divide");
+  LATHE_CHECK(x.size(dim) % ranks == 0, "dim ", dim, " has ", x.size(dim),
+              " elements, which can't be divided equally among ", ranks, " ranks");
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes[static_cast<size_t>(dim)] /= ranks;
   sizes.insert(sizes.begin() + dim, ranks);
@@ -67,7 +67,7 @@ at::Tensor exchanged(const at::Tensor& parts, Axis axis) {
   return out.view(parts.sizes());
 }
 
-/// Returns [ranks, ...]: `x` of each rank.
+/// Returns the `x` of all ranks, stacked as [ranks, ...].
 at::Tensor gathered(const at::Tensor& x, Axis axis) {
   const auto [rank, size] = ranks_on(axis);
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -80,7 +80,8 @@ at::Tensor gathered(const at::Tensor& x, Axis axis) {
   return all;
 }
 
-/// Returns the sum of parts [ranks, ...] over the ranks; overwrites them.
+/// Returns the sum of `parts` [ranks, ...] over the ranks. Low-precision values are added in
+/// float32. May overwrite `parts`.
 at::Tensor summed(const at::Tensor& parts) {
   const at::ScalarType dtype = parts.scalar_type();
   return sum_over_ranks(c10::isReducedFloatingType(dtype) ? parts.to(at::kFloat) : parts).to(dtype);
@@ -130,7 +131,7 @@ struct AllToAll {
 }  // namespace
 
 at::Tensor sum_over_ranks(const at::Tensor& parts) {
-  // In place, the sum of two would keep the memory of both.
+  // An in-place sum of two parts would be a view, which keeps the memory of both.
   if (parts.size(0) == 2) return parts.select(0, 0) + parts.select(0, 1);
   TreeSum<at::Tensor> sum;
   const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add_(b); };
@@ -152,11 +153,13 @@ at::Tensor all_to_all(const at::Tensor& x, int64_t dim, Axis axis) {
 }
 
 at::Tensor all_reduce(const at::Tensor& x, Axis axis) {
-  // Between two ranks, exchanging all of it takes one message in place of two and no more bytes.
+  // With two ranks, exchanging complete tensors takes one message instead of two, and not more
+  // bytes.
   const int64_t ranks = ranks_on(axis).size;
   if (ranks == 2) return summed(gathered(x, axis));
 
-  // Padded if the ranks do not divide it. Each rank adds up its part, and all gather the sums.
+  // Each rank adds up one part, and then all ranks gather the sums. Pad the tensor if the number of
+  // ranks does not divide its size.
   const int64_t n = (x.numel() + ranks - 1) / ranks;
   at::Tensor flat = x.reshape({-1});
   if (ranks * n != x.numel()) {

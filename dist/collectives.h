@@ -7,8 +7,7 @@
 // same gradients. A loss that every rank computes counts once for each of them: the gradient of x
 // on a rank is that of the sum of all ranks' losses, as in torch.distributed.nn.functional. In a
 // single process, each op copies its input. The ops throw Exit::peer_lost if a rank was lost. "All
-// ranks" are the ranks of `axis`, which are the data ranks by default and in ops without this
-// argument.
+// ranks" means the ranks of `axis`: by default, and in ops without this argument, the data ranks.
 #pragma once
 
 #include "autograd/variable.h"
@@ -31,17 +30,17 @@ Variable reduce_scatter(const Variable& x, int64_t dim = 0, Axis axis = Axis::da
 /// the size of `dim`.
 Variable all_to_all(const Variable& x, int64_t dim = 0);
 
-/// Does what all_reduce() of a Variable does, without a graph.
+/// Computes all_reduce() of a tensor; records no graph.
 at::Tensor all_reduce(const at::Tensor& x, Axis axis = Axis::data);
-/// Does what all_gather() of a Variable does, without a graph.
+/// Computes all_gather() of a tensor; records no graph.
 at::Tensor all_gather(const at::Tensor& x, int64_t dim = 0, Axis axis = Axis::data);
-/// Does what reduce_scatter() of a Variable does, without a graph.
+/// Computes reduce_scatter() of a tensor; records no graph.
 at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim = 0, Axis axis = Axis::data);
-/// Does what all_to_all() of a Variable does, without a graph.
+/// Computes all_to_all() of a tensor; records no graph.
 at::Tensor all_to_all(const at::Tensor& x, int64_t dim = 0, Axis axis = Axis::data);
 
-/// Returns the sum of `parts` [ranks, ...] over the ranks in the order of core/tree_sum.h, in their
-/// dtype. May overwrite `parts`, and the result may share their memory; with two ranks, it does
+/// Returns the sum of `parts` [ranks, ...] over the ranks in the order of core/tree_sum.h, in the
+/// dtype of `parts`. May overwrite `parts` and return a view of it; with two ranks, it does
 /// neither.
 at::Tensor sum_over_ranks(const at::Tensor& parts);
 

@@ -28,19 +28,18 @@ struct DistConfig {
       "a GPU and the build found NCCL's header, otherwise gloo. Tensors of CPUs are always "
       "exchanged by Gloo. Changes no bit.",
       one_of({"auto", "gloo", "nccl"}))
-  LATHE_FIELD(
-      int64_t, tensor, 1,
-      "Number of processes that compute each micro-batch together, each with a part of every layer "
-      "(tensor parallelism). Such groups of processes are data parallel. Must divide the number of "
-      "processes; one process alone ignores it.",
-      between(1, 1024))
+  LATHE_FIELD(int64_t, tensor, 1,
+              "Number of processes that compute each micro-batch together, each with a part of "
+              "every layer (tensor parallelism). Groups of this many processes are data parallel. "
+              "Must divide the number of processes; one process alone ignores it.",
+              between(1, 1024))
   LATHE_FIELD(
       bool, sequence_parallel, false,
       "Whether the processes of dist.tensor also divide the positions of the residual stream in "
-      "the model's blocks, with its norms and dropout (sequence parallelism). Takes less memory "
-      "and sends about a quarter more bytes. dist.tensor must then divide the length of rows "
-      "(data.window or model.block_size) or, with dist.context, the number of positions that a "
-      "process has of a row. Evaluations do not divide rows; one process alone ignores it.",
+      "the model's blocks, with its norms and dropout (sequence parallelism). Uses less memory and "
+      "sends about a quarter more bytes. dist.tensor must then divide the length of rows "
+      "(data.window or model.block_size) or, with dist.context, the number of positions of a row "
+      "that each process has. Evaluations do not divide rows; one process alone ignores it.",
       anything())
   LATHE_FIELD(
       int64_t, context, 1,

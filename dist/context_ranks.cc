@@ -23,8 +23,8 @@ std::vector<int64_t> chunks_by_rank(int64_t ranks) {
   return chunks;
 }
 
-/// Divides dim 1 of `rows` into `count` equal chunks, and returns the chunks with these numbers,
-/// joined in this order.
+/// Divides dim 1 of `rows` into `count` equal chunks, and returns the chunks `numbers`, joined in
+/// the order of `numbers`.
 at::Tensor chunks_of(const at::Tensor& rows, int64_t count, std::span<const int64_t> numbers) {
   const int64_t length = rows.size(1) / count;
   std::vector<at::Tensor> chunks;
@@ -90,6 +90,7 @@ Variable attention_of_context_ranks(const Variable& query, const Variable& key_v
   const int64_t length = query.size(1) / 2, width = key_value.size(2) / 2;
   const Variable all = gather_from_context_ranks(key_value);
   std::vector<Variable> out;
+  // The queries of a chunk attend to the keys from the start of the row to the end of the chunk.
   for (const int64_t chunk : mode().position_part->chunks()) {
     const int64_t begin = length * std::ssize(out), end = begin + length;
     const Variable seen = slice(all, 1, 0, (chunk + 1) * length);

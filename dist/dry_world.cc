@@ -1,4 +1,4 @@
-// The ranks that a dry run pretends to have.
+// Implements DryWorld: the ranks that a dry run pretends to have.
 #include "dist/group.h"
 #include "dist/world.h"
 

@@ -20,30 +20,33 @@
 #include "dist/collectives.h"
 #include "dist/group.h"
 
-// OpenMP's, for the calling thread alone; clang-tidy has no omp.h.
+// OpenMP's function, which affects only the calling thread. It is declared here because clang-tidy
+// has no omp.h.
 extern "C" void omp_set_num_threads(int threads);
 
 namespace lathe {
 namespace {
 
-// Backward waits while more full buckets than this are not sent, including the one being sent.
+// The backward pass waits while more full buckets than this are unsent, including the one that is
+// being sent.
 constexpr size_t most_waiting = 1;
 
-/// Returns the stream of the backward pass of a GPU, on the training thread.
+/// Returns the stream on which the training thread runs the backward pass of a GPU.
 c10::Stream training_stream(at::Device gpu) {
   return c10::impl::VirtualGuardImpl(gpu.type()).getDefaultStream(gpu);
 }
 
-/// Returns the stream that gradients of a GPU are exchanged on, beside the backward pass.
+/// Returns the stream on which gradients of a GPU are exchanged while the backward pass runs.
 c10::Stream exchange_stream(at::Device gpu) {
   static const c10::Stream stream =
       c10::impl::VirtualGuardImpl(gpu.type()).getStreamFromGlobalPool(gpu);
   return stream;
 }
 
-/// Returns the sum of `of_ranks` [ranks, n] over the data ranks, and overwrites it. If the number
-/// of batch groups is not a power of two, the ranks of one part of the positions are not a subtree
-/// of all ranks, so each part is summed separately first.
+/// Returns the sum of `of_ranks` [ranks, n] over the data ranks, and may overwrite `of_ranks`.
+/// `parts`: the number of context ranks. If the number of batch groups is not a power of two, the
+/// ranks of one part of the positions are not a subtree of all ranks, so each part is summed
+/// separately first.
 at::Tensor sum_of_parts(const at::Tensor& of_ranks, int64_t parts) {
   const int64_t groups = of_ranks.size(0) / parts;
   if (parts == 1 || std::has_single_bit(static_cast<uint64_t>(groups)))
@@ -53,8 +56,9 @@ at::Tensor sum_of_parts(const at::Tensor& of_ranks, int64_t parts) {
   return sum_over_ranks(at::stack(sums));
 }
 
-/// Frees the memory of a tensor that was exchanged and is not used again: c10d holds it for a
-/// moment after an exchange, and the next bucket's memory would be added to it.
+/// Frees the memory of a tensor that was exchanged and is not used again. c10d holds the tensor for
+/// a moment after the exchange, so without this call its memory would add to that of the next
+/// bucket.
 void free_exchanged(const at::Tensor& t) {
   if (t.is_cpu() && !is_dry_run()) free_storage(t);
 }
@@ -102,7 +106,7 @@ void GradientExchange::start_with_next_backward() {
   if (world_.data().size > 1 && !is_dry_run()) thread_ = std::thread([this] { work(); });
 }
 
-/// Ranks send buckets in one order, so a full bucket waits for those before it.
+/// All ranks send buckets in the same order, so a full bucket waits for those before it.
 void GradientExchange::complete(size_t i) {
   complete_(i);
   is_complete_[i] = 1;
@@ -126,10 +130,11 @@ void GradientExchange::complete(size_t i) {
   if (use_) use_exchanged();
 }
 
-/// Waits so that gradients which are freed once they are sent do not pile up where the backward
-/// pass is faster.
+/// Waits so that unsent gradients do not pile up if the backward pass is faster than the exchange,
+/// in which they are freed.
 void GradientExchange::wait_while_too_many_are_unsent() {
-  // With sharded parameters a rank must not wait: others may wait for it to gather the next block.
+  // With sharded parameters, do not wait, because other ranks may wait for this rank to gather the
+  // next block.
   const bool has_blocks = layout_.buckets().at(0).block >= 0 || layout_.buckets().back().block >= 0;
   const bool are_freed = result_ == Result::own || use_;
   if (!are_freed || has_blocks || !thread_.joinable()) return;
@@ -201,7 +206,7 @@ void GradientExchange::finish() {
   if (error_) world_.guarded([&] { std::rethrow_exception(error_); });
   wait_for_exchange_stream();
 
-  // A parameter that no rank has a gradient of keeps none.
+  // Find out which parameters have a gradient on some rank.
   at::Tensor mine = at::empty({1, static_cast<int64_t>(parameters_.size())}, at::kByte);
   std::copy(had_gradient_.begin(), had_gradient_.end(), mine.mutable_data_ptr<uint8_t>());
   const at::Tensor all = world_.gather_over_data(mine);
@@ -232,7 +237,7 @@ void GradientExchange::settle_absent(const std::vector<char>& anywhere) {
   for (size_t i = 0; i < parameters_.size(); ++i) use(i);
 }
 
-/// Sends buckets as they become sendable, until all are sent or the step ends early.
+/// Sends buckets as they become sendable, until all are sent or the exchange ends early.
 void GradientExchange::work() {
   // Use one core here, because the backward pass needs the others. at::get_num_threads() sets
   // OpenMP's number at its first call in a thread, so call it first.
@@ -270,8 +275,8 @@ void GradientExchange::work() {
 /// Returns the gradients of a bucket as one flat tensor, and makes them views of it; with
 /// Result::own, the parameters have no gradients afterwards.
 at::Tensor GradientExchange::flatten(const Bucket& bucket) {
-  // The only gradient of a bucket is its own bucket, unless something else uses its memory, or most
-  // of its memory would only be allocated when the sum over the ranks is written to it.
+  // If a bucket has a single gradient, use it as the flat tensor, unless something else uses its
+  // memory, or writing the sums to it would allocate most of its memory (core/lazy_zeros.h).
   at::Tensor& first = parameters_[bucket.parameters[0]].parameter.leaf().grad;
   if (bucket.parameters.size() == 1 && device_.is_cpu() && first.defined() &&
       first.use_count() == 1 && first.storage().use_count() == 1 && first.is_contiguous() &&
@@ -281,8 +286,8 @@ at::Tensor GradientExchange::flatten(const Bucket& bucket) {
     return flat;
   }
 
-  // Copy the gradients into the bucket. Adding -0 changes no number, not even the sign of a zero,
-  // as adding 0 would.
+  // Copy the gradients into the bucket. A missing gradient becomes -0: unlike 0, adding it does not
+  // change any number, not even the sign of a zero.
   at::Tensor flat =
       at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype).device(device_));
   int64_t offset = 0;
@@ -292,7 +297,8 @@ at::Tensor GradientExchange::flatten(const Bucket& bucket) {
     const at::Tensor place = flat.narrow(0, offset, parameter.numel());
     if (grad.defined()) {
       place.copy_(grad.reshape({-1}));
-      // The allocator must not reuse its memory before this stream has copied it.
+      // The allocator must not reuse the gradient's memory before the exchange stream has copied
+      // it.
       if (grad.is_cuda()) grad.record_stream(exchange_stream(device_));
     } else {
       place.fill_(-0.0);
@@ -314,7 +320,7 @@ void GradientExchange::exchange(const Bucket& bucket) {
   Group& group = world_.gradients();
   const auto rank = static_cast<size_t>(world_.data().rank);
   const int64_t begin = bucket.cuts[rank], share = bucket.cuts[rank + 1] - begin;
-  // Without another dtype to send, `sent` is `flat` itself, and to() copies nothing.
+  // If gradients are sent in their own dtype, to() copies nothing, and `sent` is `flat` itself.
   at::Tensor sent = flat.to(bucket.sent);
   at::Tensor received = at::empty({world_.data().size * share}, sent.options());
   group.all_to_all(received, sent, bucket.cuts);
@@ -333,8 +339,8 @@ void GradientExchange::exchange(const Bucket& bucket) {
     return free_exchanged(sent);
   }
 
-  // A copy, since the sum shares its memory with what all ranks sent. It is rounded as if it had
-  // been sent, so that dist.shard = "optimizer" has the bits of "none".
+  // Copy the sum, because it may be a view of `received`, which is freed below. Round it as if it
+  // had been sent, so that dist.shard = "optimizer" gives the same bits as "none".
   const at::Tensor kept =
       bucket.sent == bucket.dtype ? mine.clone() : mine.to(bucket.sent).to(bucket.dtype);
   for (const at::Tensor& t : {flat, sent, received}) free_exchanged(t);

@@ -27,7 +27,7 @@
 namespace lathe {
 namespace {
 
-/// Returns an address of this host that other hosts may reach, or "" where it has none.
+/// Returns an address of this host that other hosts can probably reach, or "" if there is none.
 std::string outside_address() {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) return "";
@@ -82,20 +82,21 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 Work start_all_to_all(c10d::Backend& group, at::Tensor& out, at::Tensor& in,
                       std::span<const int64_t> cuts) {
   const auto rank = static_cast<size_t>(group.getRank());
-  // c10d moves the counts out of the vectors that it is given.
+  // c10d moves from the vectors of counts, so each call needs new ones.
   std::vector<int64_t> to, from(cuts.size() - 1, cuts[rank + 1] - cuts[rank]);
   for (size_t r = 0; r + 1 < cuts.size(); ++r) to.push_back(cuts[r + 1] - cuts[r]);
   return group.alltoall_base(out, in, from, to);
 }
 
-/// Returns [ranks, ...] for a tensor [...].
+/// Returns the sizes [ranks, ...] of the stacked tensors of all ranks. `mine`: the tensor of this
+/// rank.
 std::vector<int64_t> sizes_of_all(int64_t ranks, const at::Tensor& mine) {
   std::vector<int64_t> sizes{ranks};
   sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());
   return sizes;
 }
 
-/// Starts Group::gather() on c10d, into `all`.
+/// Starts Group::gather() on c10d. Makes `all` the tensor that receives the result.
 Work start_gather(c10d::Backend& group, const at::Tensor& mine, at::Tensor& all) {
   all = at::empty(sizes_of_all(group.getSize(), mine), mine.options());
   at::Tensor flat = all.view({-1}), input = mine.view({-1});
@@ -155,7 +156,7 @@ class GlooGroup final : public Group {
  private:
   using Works = std::vector<Work>;
 
-  /// Returns the tag of the next tensor between two ranks. Collectives have the smaller tags.
+  /// Returns the tag of the next tensor between two ranks. Tags of collectives are smaller.
   static int next_tag(int& count) {
     const int tag = 0x40000000 | count;
     count = (count + 1) & 0x3fffffff;
@@ -173,7 +174,7 @@ class GlooGroup final : public Group {
     std::vector<at::Tensor> tensors{flat.narrow(0, cuts[from], share(cuts, from))};
     works.push_back(group_->recv(tensors, static_cast<int>(from), tag_));
   }
-  /// Ends a collective.
+  /// Waits for all messages of a collective. The next collective uses another tag.
   void wait(const Works& works) {
     tag_ = (tag_ + 1) & 0x3fffffff;
     for (const auto& work : works) work->wait();
@@ -186,7 +187,7 @@ class GlooGroup final : public Group {
   c10::intrusive_ptr<c10d::Backend> group_;
   size_t size_;
   int tag_ = 0;
-  std::map<int, int> sent_, received_;  // tensors so far, by the other rank
+  std::map<int, int> sent_, received_;  // number of tensors so far, by the other rank
 };
 
 /// Exchanges tensors of GPUs through the memory of the host, and passes those of CPUs to `host`.
@@ -232,7 +233,7 @@ class HostGroup : public Group {
   const std::unique_ptr<Group> host_;
 
  private:
-  /// Returns `t`, or memory of the host for its values.
+  /// Returns `t` if it is on the CPU, otherwise an uninitialized CPU tensor of the same sizes.
   static at::Tensor on_host(const at::Tensor& t) {
     return t.is_cpu() ? t : at::empty(t.sizes(), t.options().device(at::kCPU));
   }
@@ -291,8 +292,9 @@ class NcclGroup final : public HostGroup {
   }
 
  private:
-  /// Makes the current stream wait, and then this thread: NCCL itself would wait for a lost rank
-  /// forever, and so would everything that reads its result.
+  /// Makes the current stream wait for `work`, then makes this thread wait, at most timeout_
+  /// seconds. NCCL itself has no time limit: everything that reads its result would wait for a lost
+  /// rank forever.
   void finish(const Work& work) {
     work->wait();
     const auto begin = Clock::now();
@@ -312,7 +314,7 @@ class NcclGroup final : public HostGroup {
   double timeout_;
 };
 
-/// Counts what would be sent.
+/// Counts the bytes that would be sent.
 class DryGroup final : public Group {
  public:
   DryGroup(int ranks, int rank) : Group(rank), ranks_(ranks) {}

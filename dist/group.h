@@ -17,30 +17,32 @@ namespace lathe {
 
 /// Collectives of the ranks of a group, which are numbered from 0 within it. Every rank calls the
 /// same functions in the same order, from one thread at a time; tensors are contiguous and of the
-/// same size and dtype on every rank. They are on the CPU, or on any device in a group made by
-/// through_host() or by_nccl(). Any error, such as a lost process, is a std::exception.
+/// same size and dtype on every rank. They are on the CPU; in a group made by through_host() or
+/// by_nccl(), they may be on any device. Errors, such as a lost process, are thrown as
+/// std::exception.
 class Group {
  public:
   explicit Group(int rank) : rank_(static_cast<size_t>(rank)) {}
   virtual ~Group() = default;
-  /// Sends share r of `in` to rank r: the elements [cuts[r], cuts[r + 1]). out: [ranks * n] for a
-  /// share of n elements of this rank; its part r comes from rank r.
+  /// Sends share r of `in` to rank r: the elements [cuts[r], cuts[r + 1]). Fills `out` [ranks * n]
+  /// with the shares that this rank receives, in the order of ranks. n is the size of this rank's
+  /// share.
   virtual void all_to_all(at::Tensor& out, at::Tensor& in, std::span<const int64_t> cuts) = 0;
   /// Fills `flat` with the shares of all ranks. Before the call, rank r has filled its own share,
   /// [cuts[r], cuts[r + 1]).
   virtual void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) = 0;
-  /// Returns [ranks, ...]: `mine` of each rank.
+  /// Returns the `mine` of all ranks, stacked as [ranks, ...].
   virtual at::Tensor gather(const at::Tensor& mine) = 0;
 
   /// Starts to send `t` to one rank, and returns a function that waits until it was received. `t`
-  /// must not change before that. Unlike in a collective, no other rank takes part.
+  /// must not change before that. This is not a collective: only the two ranks take part.
   virtual std::function<void()> send(const at::Tensor& t, int to) = 0;
   /// Fills `t` with the next tensor that rank `from` sends to this one. Sizes and dtypes must be
   /// equal.
   virtual void receive(at::Tensor& t, int from) = 0;
 
   /// Replaces `flat` by its sum over all ranks, in the order of c10d's own all-reduce, which
-  /// depends on the number of elements. For `lathe bench collectives` alone.
+  /// depends on the number of elements. Only `lathe bench collectives` uses it.
   virtual void all_reduce_of_c10d(at::Tensor& flat) = 0;
 
   /// Returns the bytes that this rank sent in all_to_all(), all_gather() and send().
@@ -51,7 +53,7 @@ class Group {
   static std::unique_ptr<Group> make(Rendezvous& store, const std::string& name,
                                      const Placement& placement, const RankAxis& axis,
                                      double timeout);
-  /// Returns a group that also exchanges tensors of GPUs: through the memory of the host.
+  /// Wraps `host` in a group that also exchanges tensors of GPUs, through the memory of the host.
   static std::unique_ptr<Group> through_host(std::unique_ptr<Group> host);
   /// Returns a group that exchanges tensors of GPUs by NCCL, except in send() and receive(),
   /// which use the memory of the host. `name` and `axis` mean the same as in make(). An

@@ -24,8 +24,9 @@
 namespace lathe {
 namespace {
 
-// How long the others may take to end once a process has failed. If all others have noticed that a
-// process was lost, the one that still runs is the lost one. Rank 0 may still save a checkpoint.
+// How long the other processes may take to end once a process has failed. The shorter limit applies
+// if all processes but one ended because a process was lost: the one that still runs is the lost
+// one. It never applies to rank 0, which may still save a checkpoint.
 constexpr double grace_s = 10, grace_after_loss_s = 3;
 
 /// While alive, this process reads signals from a file descriptor.
@@ -55,8 +56,8 @@ class SignalReader {
     }
     return came;
   }
-  /// Prepares a child. Stop signals stay blocked until it has its handlers: none is lost, and none
-  /// ends it while it loads its libraries.
+  /// Unblocks SIGCHLD in a child. Stop signals stay blocked until the child has installed its
+  /// handlers, so that none is lost, and none ends the child while it loads its libraries.
   static void restore_in_child() {
     sigset_t child;
     sigemptyset(&child);
@@ -97,24 +98,25 @@ class StoreSocket {
 
 struct Process {
   pid_t pid = 0;
-  std::optional<int> status{};  // of waitpid, once it ended
+  std::optional<int> status{};  // from waitpid, once the process has ended
 };
 
 void set_variable(const char* name, const std::string& value) {
   setenv(name, value.c_str(), /*overwrite=*/1);
 }
 
-/// Becomes a rank. Does not return.
+/// Turns a forked child into the process of a rank: sets its environment and executes `lathe`.
 [[noreturn]] void run_child(const LaunchOptions& options, int rank, int ranks, int restarts,
                             const StoreSocket& store, pid_t parent) {
-  // A terminal's Ctrl-C then reaches the launcher alone, which passes it on once. A rank whose
-  // launcher was killed stops with a checkpoint.
+  // In a process group of its own, a rank does not receive the terminal's Ctrl-C. Only the launcher
+  // does, and it passes it on once. If the launcher is killed, the rank gets SIGTERM and stops with
+  // a checkpoint.
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(static_cast<int>(Exit::peer_lost));
   SignalReader::restore_in_child();
 
-  // This launcher may itself run under another one.
+  // This launcher may itself run under another launcher, whose variables must not reach the ranks.
   for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID",
                            "TORCHELASTIC_RESTART_COUNT", "GLOO_SOCKET_IFNAME", "LATHE_STORE_FD"})
     unsetenv(name);
@@ -154,7 +156,7 @@ int code_of(const Process& p) {
   return was_killed(p) ? static_cast<int>(Exit::peer_lost) : WEXITSTATUS(*p.status);
 }
 
-/// The processes of one attempt.
+/// The processes of one attempt: a start or a restart of the run.
 class Attempt {
  public:
   Attempt(const LaunchOptions& options, int ranks, int restarts, const SignalReader& signals)
@@ -174,7 +176,7 @@ class Attempt {
     }
   }
 
-  /// Waits until all have ended, and returns the exit code of the run.
+  /// Waits until all processes have ended, and returns the exit code of the run.
   Exit wait() {
     std::optional<Clock::time_point> failed;
     while (std::any_of(processes_.begin(), processes_.end(), is_alive)) {
@@ -195,6 +197,8 @@ class Attempt {
   bool was_stopped() const { return was_stopped_; }
 
  private:
+  /// Returns whether one process other than rank 0 still runs, and the others ended because it was
+  /// lost.
   bool only_lost_one_runs() const {
     return result_ == Exit::peer_lost && lost_ == 0 && !is_alive(processes_[0]) &&
            std::ranges::count_if(processes_, is_alive) == 1;
@@ -206,7 +210,7 @@ class Attempt {
     }
   }
 
-  /// Collects those that ended. Returns whether one of them failed.
+  /// Collects the statuses of processes that have ended. Returns whether one of these failed.
   bool collect() {
     bool failed = false;
     for (size_t rank = 0; rank < processes_.size(); ++rank) {

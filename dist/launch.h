@@ -11,19 +11,19 @@ namespace lathe {
 
 struct LaunchOptions {
   int ranks = 1;
-  int max_restarts = 0;  ///< how often the run is started again after a process was lost
-  /// The words after `lathe` that each process gets.
+  int max_restarts = 0;  ///< how often at most to restart after a lost process
+  /// The arguments that each process gets after `lathe`.
   std::vector<std::string> command;
-  /// Returns how many processes to start again with when `left` are left.
+  /// Returns the number of processes of a restart, given that `left` processes were not lost.
   std::function<int(int left)> ranks_after_loss;
 };
 
-/// Runs the command in all processes until they end. Rank 0 has the terminal; of the others only
-/// warnings and errors are shown. Stop signals are passed on to all. Where a process ends with an
-/// error or is killed, the others end too: by themselves within ten seconds, or by SIGKILL. After
-/// the loss of a process, starts the processes again, at most `max_restarts` times. Returns the
-/// first error that a process ended with, or else Exit::peer_lost if a process was lost,
-/// Exit::stopped if one was stopped, or Exit::done.
+/// Runs the command in all processes until they end. Rank 0 prints to the terminal; of the other
+/// ranks, only warnings and errors are shown. Passes stop signals on to all processes. If a process
+/// ends with an error or is killed, the others end too: by themselves within ten seconds, or by
+/// SIGKILL. After the loss of a process, starts the processes again, at most `max_restarts` times.
+/// Returns the first error that a process ended with, or else Exit::peer_lost if a process was
+/// lost, Exit::stopped if one was stopped, or Exit::done.
 Exit launch(const LaunchOptions& options);
 
 }  // namespace lathe

@@ -109,8 +109,8 @@ void ParameterShards::hold_largest_bucket(int64_t block) {
   ahead_buffer_ = at::empty({most}, at::kByte);
 }
 
-/// Starts to gather the block that runs next. All ranks do so at the same point, so their
-/// collectives have one order. A dry run gathers it immediately, since it has one thread.
+/// Starts to gather the block that runs next. All ranks do so at the same point, so they call their
+/// collectives in the same order. A dry run gathers it immediately, since it has one thread.
 void ParameterShards::gather_ahead(int64_t block) {
   if (complete_blocks_.contains(block)) return;
   prefetched_block_ = block;

@@ -40,8 +40,8 @@ class ParameterShards final : public BlockHooks {
   /// on every rank. Empty before shard().
   std::span<const at::Tensor> own() const { return own_; }
   /// Call this after the optimizer's update. Sends the updated parameters outside of blocks to all
-  /// ranks. Those of a block are gathered when it runs next, or now while a Gathered is alive. A
-  /// collective.
+  /// ranks. Parameters of a block are gathered when the block runs next, or now if a Gathered is
+  /// alive. A collective.
   void publish_update();
   /// Frees the parameters of blocks that are still complete after a backward pass. Does nothing
   /// while a Gathered is alive.

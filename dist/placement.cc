@@ -40,8 +40,8 @@ Placement ranks(const char* launcher, const char* rank, const char* size, const 
   return p;
 }
 
-/// Sets where the processes meet: MASTER_ADDR and MASTER_PORT, or `host` and `port` for one that is
-/// not set. An empty host and a port of 0 stand for unknown ones.
+/// Sets the host and port where the processes meet to MASTER_ADDR and MASTER_PORT. `host` and
+/// `port` replace variables that are not set; "" and 0 mean that there is no replacement.
 void set_meeting_point(Placement& p, const std::string& host, int port) {
   p.host = host;
   if (const char* given = variable("MASTER_ADDR")) p.host = given;
@@ -97,7 +97,7 @@ std::optional<Placement> placement_from_environment() {
     return p;
   }
 
-  // SLURM_STEP_NUM_TASKS is set by srun alone, not in a batch script that calls lathe directly.
+  // Only srun sets SLURM_STEP_NUM_TASKS. A batch script that calls lathe directly does not have it.
   if (variable("SLURM_STEP_NUM_TASKS") != nullptr) {
     p = ranks("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
               "SLURM_NTASKS_PER_NODE");

@@ -1,5 +1,5 @@
-// Where a process stands among the processes of its run: read from the environment of torchrun,
-// `lathe launch`, Slurm or Open MPI.
+// The rank of a process among the processes of its run, read from the environment that torchrun,
+// `lathe launch`, Slurm or Open MPI sets.
 #pragma once
 
 #include <optional>
@@ -24,19 +24,20 @@ struct GridSizes {
   bool operator==(const GridSizes&) const = default;
 };
 
-/// The rank of this process and the host and port where all meet, from a launcher's variables.
+/// The rank of this process, and the host and port where all processes meet, from the environment
+/// variables of a launcher.
 struct Placement {
   int rank = 0, size = 1;
-  int local_rank = 0, local_size = 1;  ///< among the processes of this host
-  std::string launcher;                ///< whose variables were read, as "torchrun"
-  std::string host;                    ///< of the store where the processes meet
+  int local_rank = 0, local_size = 1;  ///< rank and number of processes on this host
+  std::string launcher;                ///< the one whose variables were read, such as "torchrun"
+  std::string host;                    ///< the host of the store where the processes meet
   int port = 0;
   bool agent_hosts_store = false;  ///< torchrun's agent serves the store, not rank 0
   int listen_fd = -1;              ///< a bound socket that rank 0 serves the store on, or -1
   std::string attempt;             ///< differs between restarts that share a store
 };
 
-/// Returns the placement that the environment describes, or nullopt where it describes none or a
+/// Returns the placement that the environment describes, or nullopt if it describes none or a
 /// single process. Throws Exit::usage with the variable that is missing or out of range.
 std::optional<Placement> placement_from_environment();
 
@@ -44,7 +45,7 @@ std::optional<Placement> placement_from_environment();
 /// without either of them.
 int restarts_from_environment();
 
-/// Returns the first host of a Slurm node list, as "node03" of "node[03-07,9],other".
+/// Returns the first host of a Slurm node list, such as "node03" for "node[03-07,9],other".
 std::string first_host(const std::string& node_list);
 
 }  // namespace lathe

@@ -52,14 +52,14 @@ class StoreRendezvous final : public Rendezvous {
 std::string plain_message(const std::exception& e) {
   const auto* error = dynamic_cast<const c10::Error*>(&e);
   const std::string text = error != nullptr ? error->what_without_backtrace() : e.what();
-  // Gloo's messages begin with the place in its sources, as in "[/.../tcp/pair.cc:150] ".
+  // Gloo's messages begin with a source location, such as "[/.../tcp/pair.cc:150] ".
   const size_t source = text.starts_with("[/") ? text.find("] ") : std::string::npos;
   const size_t begin = source == std::string::npos ? 0 : source + 2;
   return text.substr(begin, text.find('\n', begin) - begin);
 }
 
 std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout) {
-  // c10d would print warnings with stack traces.
+  // Otherwise c10d prints warnings with stack traces.
   setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
   c10::initLogging();
 

@@ -22,22 +22,24 @@ class Rendezvous {
   virtual ~Rendezvous() = default;
   /// Stores a value, in place of an older one.
   virtual void set(const std::string& key, const std::string& value) = 0;
-  /// Returns the value, or "" where the key is missing.
+  /// Returns the value, or "" if the key is missing.
   virtual std::string get(const std::string& key) = 0;
   /// Returns the key under which a rank stores `what` about itself.
   static std::string key(const char* what, int rank) {
     return std::string(what) + "/" + std::to_string(rank);
   }
-  /// Adds 1 to a counter and returns it.
+  /// Adds 1 to a counter, which begins at 0, and returns the new value.
   virtual int64_t count(const std::string& key) = 0;
-  /// Opens another connection, for another thread, that gives up after `timeout` seconds.
+  /// Opens another connection to the store, for another thread. Its requests fail after `timeout`
+  /// seconds.
   virtual std::unique_ptr<Rendezvous> connect(double timeout) = 0;
 
   /// Returns the store itself, for c10d.
   virtual const c10::intrusive_ptr<c10d::Store>& store() const = 0;
 
-  /// Connects to the store, which rank 0 serves unless an agent does. Throws Exit::peer_lost where
-  /// it does not answer within `timeout` seconds, and Exit::usage where its port is taken.
+  /// Connects to the store, which rank 0 serves unless torchrun's agent does. Throws
+  /// Exit::peer_lost if the store does not answer within `timeout` seconds, and Exit::usage if its
+  /// port is taken.
   static std::unique_ptr<Rendezvous> open(const Placement& placement, double timeout);
 };
 

@@ -1,13 +1,14 @@
 // Sequence parallelism (Korthikanti et al. 2022, "Reducing activation recomputation in large
 // transformer models"): while a model runs its blocks, each tensor rank (dist/world.h) has some of
-// the positions of the residual stream, of which it computes norms, dropout and sums. Layers that
-// are cut compute all positions: a matrix that is cut along its outputs gathers its input, and the
-// output of a matrix that is cut along its inputs is summed and scattered. Together these send as
-// many bytes as the sums of tensor parallelism alone. The backward pass gathers inputs again, which
-// adds a quarter if the layers with the same input are one fused op.
+// the positions of the residual stream, and computes their norms, dropout and residual additions.
+// Layers that are cut among the tensor ranks compute all positions: a matrix that is cut along its
+// outputs gathers its input, and the output of a matrix that is cut along its inputs is summed and
+// scattered. Together these send as many bytes as the all-reduces of tensor parallelism without
+// sequence parallelism. The backward pass gathers inputs again, which adds a quarter if the layers
+// with the same input are one fused op.
 //
-// A parameter of a block that is not cut has the gradient of this rank's positions only, so
-// gradients must be summed over the tensor ranks: sum_block_gradients().
+// In a block, the gradient of a parameter that is not cut covers only this rank's positions.
+// sum_block_gradients() sums these gradients over the tensor ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,15 +29,16 @@ namespace lathe {
 /// Returns whether the tensor ranks of this run divide the residual stream.
 bool divides_sequence(const DistConfig& config);
 
-/// While alive, blocks of passes with a graph compute only 1 / ranks of the positions that this
-/// process has of each row [B, T, C]. The number of tensor ranks must divide T.
+/// While alive, forward passes that record a graph divide positions: in the model's blocks, each
+/// tensor rank computes only T / ranks of the T positions that this process has of each row, in
+/// tensors [B, T, C]. The number of tensor ranks must divide T.
 class DivideSequence : ModeGuard, public SequenceSplit {
  public:
   DivideSequence();
   Variable enter(const Variable& x) const override;
   Variable leave(const Variable& y) const override;
   const SequencePart& part() const override { return part_; }
-  /// Returns whether a forward pass has run blocks.
+  /// Returns whether a forward pass has run blocks since this object was made.
   bool ran_blocks() const { return ran_blocks_; }
 
  private:
@@ -44,12 +46,12 @@ class DivideSequence : ModeGuard, public SequenceSplit {
   mutable bool ran_blocks_ = false;
 };
 
-/// Returns the positions of this process in rows [B, T, C] that all tensor ranks have. The gradient
-/// of `whole` is gathered from all ranks.
+/// Returns this process's positions [B, T / ranks, C] of `whole` [B, T, C], which all tensor ranks
+/// have. The gradient of `whole` is gathered from all ranks.
 Variable split_sequence(const Variable& whole);
-/// Returns x [B, T / ranks, C] of all tensor ranks, in their order: [B, T, C]. The gradient of the
-/// result must be the same on all ranks, unlike that of all_gather()'s result. The gradient of `x`
-/// is this process's part of it.
+/// Gathers `x` [B, T / ranks, C] from all tensor ranks, in the order of ranks, as [B, T, C]. The
+/// gradient of the result must be the same on all ranks (all_gather() does not need this). The
+/// gradient of `x` is this process's part of the result's gradient.
 Variable join_sequence(const Variable& x);
 
 /// Returns the input of a matrix that is cut along its outputs, given the input `x` of the layer:
@@ -58,12 +60,13 @@ Variable join_sequence(const Variable& x);
 Variable input_of_cut_outputs(const Variable& x);
 /// Returns f(input_of_cut_outputs(x)), where `f` computes a matrix product. In a divided block,
 /// saves only this process's positions of the input, and the backward pass gathers the input again.
-/// With a SavedPacker, the gathered input is saved. `f` is copied and must meet the conditions for
-/// the fn of recompute() (autograd/recompute.h).
+/// While a SavedPacker is active, the gathered input is saved instead. `f` is copied and must meet
+/// the conditions for the fn of recompute() (autograd/recompute.h).
 template <class F>
 auto with_input_of_cut_outputs(const Variable& x, const F& f) {
   if (mode().sequence_part == nullptr || mode().packer != nullptr)
     return f(input_of_cut_outputs(x));
+  // Keep the results of all matrix products, so that only the input is gathered again.
   Selection results{.share = std::numeric_limits<double>::infinity()};
   const auto gathered = [f](const Variable& part) {
     const SplitBlock scope(*mode().sequence_split);
@@ -75,11 +78,12 @@ auto with_input_of_cut_outputs(const Variable& x, const F& f) {
 /// reduce_from_tensor_ranks(y) or, in a divided block, the sum at the positions of this process,
 /// [B, T, C] -> [B, T / ranks, C].
 Variable output_of_cut_inputs(const Variable& y);
-/// Returns a parameter that is not cut, for use with this rank's part of the outputs of a cut
-/// layer: its gradient becomes the sum over the tensor ranks, in a divided block by
-/// sum_block_gradients().
+/// Returns `parameter`, which is not cut, for use with this rank's part of the outputs of a cut
+/// layer. Its gradient becomes the sum over the tensor ranks; in a divided block,
+/// sum_block_gradients() computes this sum.
 Variable parameter_of_cut_outputs(const Variable& parameter);
-/// Throws Exit::usage in a divided block, with a remedy: `layer` needs whole rows.
+/// Throws Exit::usage in a divided block, because `layer` needs whole rows. `remedy` ends the
+/// error: it advises the user what to do.
 void require_whole_rows(const char* layer, const char* remedy);
 
 /// Replaces the gradient of each parameter of a block that is not cut by its sum over the tensor

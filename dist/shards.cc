@@ -19,8 +19,8 @@
 namespace lathe {
 namespace {
 
-/// Returns how many of `elements` each rank gets, so that all have as nearly the same load as
-/// possible.
+/// Divides `elements` among the ranks so that their loads become as equal as possible. Returns the
+/// number of elements that each rank gets.
 std::vector<int64_t> balanced_shares(const std::vector<int64_t>& loads, int64_t elements) {
   const size_t ranks = loads.size();
   std::vector<size_t> order(ranks);
@@ -61,8 +61,9 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   for (const NamedParameter& p : parameters) sizes_.push_back(p.parameter.numel());
   fill_buckets(parameters, is_divisible, options);
 
-  // Tensor ranks must give a parameter to the same data rank, since its owners update it together.
-  // Their parts may differ in size, so the elements of the whole tensors count.
+  // All tensor ranks must give an indivisible parameter to the same data rank, since the owners of
+  // its parts update it together. The parts may differ in size, so loads are counted in elements of
+  // the whole tensors.
   std::vector<int64_t> whole;
   for (const NamedParameter& p : parameters) whole.push_back(full_numel(p.parameter));
   const bool has_parts = whole != sizes_;
@@ -71,9 +72,10 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
     return cut_of(parameters[bucket.parameters[0]].parameter) == nullptr;
   };
 
-  // Elements that each rank owns in the buckets so far, of each part by itself. Those of parameters
-  // that have the same sizes on all tensor ranks are counted apart, so that their ranges, too, are
-  // the same there: sum_block_gradients() adds them (dist/sequence_ranks.h).
+  // Elements that each rank owns in the buckets so far, counted separately for each StagePart.
+  // Parameters that have the same sizes on all tensor ranks are counted separately too, so that
+  // their ranges are the same on all of these ranks, as sum_block_gradients() needs
+  // (dist/sequence_ranks.h).
   std::map<std::pair<StagePart, bool>, std::vector<int64_t>> loads_of;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     Bucket& bucket = buckets_[b];
@@ -167,7 +169,7 @@ void ShardLayout::cut(Bucket& bucket, std::vector<int64_t>& loads) {
 /// `whole`: the elements of each parameter before it was cut among tensor ranks.
 void ShardLayout::assign_whole(Bucket& bucket, std::span<const int64_t> whole,
                                std::vector<int64_t>& loads) {
-  // The largest first, so that the last ones even the loads out.
+  // Assign the largest first, so that the smaller ones even out the loads.
   std::vector<size_t> order = bucket.parameters;
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return whole[a] > whole[b]; });
@@ -249,9 +251,9 @@ int64_t bytes_sent_in_step(const World& world, int data_rank, const ShardLayout&
 
     const bool has_gradients = has_gradient.empty() || has_any(bucket, has_gradient);
     if (has_gradients) bytes += (each ? rounds : 1) * (bucket.elements() - own) * of_gradient;
-    // The last block stays from the forward pass to the backward pass.
+    // The last block stays complete from the forward pass to the backward pass.
     const int64_t times = bucket.block < 0 ? 1 : (bucket.block == last_block ? rounds : 2 * rounds);
-    // Where updates are divided, a stage sends those of its own parameters.
+    // If dist.shard is set, a stage sends only the updates of its own parameters.
     const bool is_sent = shard == "none" ? has_gradients : bucket.owner == world.pipeline().rank;
     if (is_sent) bytes += others * own * (shard == "none" ? of_gradient : of_parameter) * times;
   }

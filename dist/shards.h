@@ -1,11 +1,11 @@
-// How parameters are laid into buckets, and which of their elements each rank owns.
+// Assigns parameters to buckets, and the elements of each bucket to the ranks that own them.
 //
-// A bucket holds the gradients that are exchanged together. It is cut into one share per rank: a
-// rank adds up its share of the gradients and, where dist.shard asks for it, alone keeps the
-// optimizer state of those elements. A parameter may be cut at multiples of grad_sum_chunk, the
-// elements of one partial sum of the gradient norm, so the norm has the same bits however it is
-// cut. Parameters that their optimizer updates as whole tensors are never cut; they have buckets of
-// their own.
+// A bucket holds the gradients that are exchanged together. It is cut into one share per rank. Each
+// rank adds up its share of the gradients. If dist.shard is set, only the rank that adds up a share
+// keeps its optimizer state. A parameter may be cut only at multiples of grad_sum_chunk, the number
+// of elements in one partial sum of the gradient norm, so the norm has the same bits wherever the
+// cuts are. Parameters that their optimizer updates as whole tensors are never cut; they have
+// buckets of their own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,8 +30,8 @@ struct Bucket {
   /// [ranks + 1]: rank r owns the elements [cuts[r], cuts[r + 1]).
   std::vector<int64_t> cuts{};
   bool is_divisible = true;
-  int64_t block = -1;  ///< the repeated block that all of them belong to; -1: any
-  int owner = 0;       ///< the stage of the pipeline that updates them
+  int64_t block = -1;  ///< the repeated block of all its parameters; -1: any or none
+  int owner = 0;       ///< the pipeline stage that updates its parameters
 
   int64_t elements() const { return cuts.back(); }
 };
@@ -43,14 +43,14 @@ struct StagePart {
   auto operator<=>(const StagePart&) const = default;
 };
 
-/// The buckets of a model's parameters. Every rank makes the same.
+/// The buckets of a model's parameters. Every rank makes the same buckets.
 class ShardLayout {
  public:
-  /// How buckets are made.
+  /// Options for making buckets.
   struct Options {
     int64_t bucket_bytes;                      ///< of gradients in a bucket
     int ranks;                                 ///< among which buckets are cut
-    bool blocks_apart = false;                 ///< no bucket has parameters of two blocks
+    bool blocks_apart = false;                 ///< whether no bucket has parameters of two blocks
     at::ScalarType reduce_dtype = at::kFloat;  ///< in which float32 gradients are sent
     /// With dist.pipeline, the part of each parameter; empty without it. Parameters of different
     /// parts share no bucket, and each part is divided evenly, so that the ranges of a tied
@@ -72,7 +72,7 @@ class ShardLayout {
   /// Returns the same for all parameters.
   std::vector<ElementRange> ranges(int rank) const;
   /// Returns the rank that owns the largest part of the elements that a stage of a pipeline
-  /// updates; 0 if that is less than 1% more than rank 0 owns.
+  /// updates; 0 if that rank owns less than 1% more than rank 0.
   int largest_owner(int stage) const;
 
  private:
@@ -87,40 +87,42 @@ class ShardLayout {
       offsets_;  // of each parameter: elements, and its offset in its bucket
 };
 
-/// Returns whether gradients are exchanged after every micro-batch, as dist.shard asks for. With a
-/// number of data ranks that is not a power of two, or with context ranks, adding up over the ranks
-/// first would not be the order of core/tree_sum.h, so gradients are then exchanged after the last
-/// micro-batch.
+/// Returns whether gradients are exchanged after every micro-batch, which dist.shard = "gradients"
+/// and "parameters" ask for. It is false if the number of data ranks is not a power of two, or with
+/// context ranks: adding up over the ranks first would then not be the order of core/tree_sum.h, so
+/// gradients are exchanged after the last micro-batch.
 bool exchanges_every_micro_batch(const World& world, const std::string& shard);
 
 /// Returns the dtype in which the parameters of a bucket of a block are gathered: that of their
 /// working copies if they have any.
 at::ScalarType gathered_dtype(const Bucket& bucket, std::span<const NamedParameter> parameters);
 
-/// Returns whether a parameter of the bucket has a gradient. `has_gradient`: of each parameter.
+/// Returns whether any parameter of the bucket has a gradient. `has_gradient[i]`: whether parameter
+/// i has one.
 bool has_any(const Bucket& bucket, const std::vector<char>& has_gradient);
 
 /// Returns the bytes of gradients and parameters that a data rank sends in a step of `rounds`
-/// micro-batches. `has_gradient`: as for has_any(), in the previous step; empty: all have one.
-/// `shard`: as dist.shard. Each rank sends every other rank its share of the gradients, after each
-/// micro-batch if exchanges_every_micro_batch(). Then it sends its own share of the sums, or of the
-/// updated parameters where only the owner has the sums. Sharded parameters of blocks are sent
-/// before each forward pass and, except those of the last block, again before each backward pass.
+/// micro-batches. `has_gradient`: as for has_any(), in the previous step; if it is empty, all
+/// parameters have one. `shard`: the value of dist.shard. Each rank sends every other rank its
+/// share of the gradients, after each micro-batch if exchanges_every_micro_batch(). Then it sends
+/// its own share of the sums, or of the updated parameters if only the owner has the sums. Sharded
+/// parameters of blocks are sent before each forward pass and, except those of the last block,
+/// again before each backward pass.
 int64_t bytes_sent_in_step(const World& world, int data_rank, const ShardLayout& layout,
                            std::span<const NamedParameter> parameters,
                            const std::vector<char>& has_gradient, const std::string& shard,
                            int64_t rounds);
 
-/// Completes tensors of a bucket's parameters, of which each rank has the elements that it owns.
-/// `own(i)` returns this rank's elements of the tensor of parameter i, 1-D and of one dtype;
-/// `put(i, all)` receives all of them, 1-D, in memory that is reused when it returns. A collective
-/// of `group`.
+/// Gathers one tensor for each parameter of a bucket. Each rank begins with the elements that it
+/// owns. `own(i)` returns this rank's elements of the tensor of parameter i, 1-D and of one dtype;
+/// `put(i, all)` receives all elements, 1-D, in memory that is reused after `put` returns. A
+/// collective of `group`.
 void gather_bucket(World& world, Group& group, const ShardLayout& layout, const Bucket& bucket,
                    const std::function<at::Tensor(size_t)>& own,
                    const std::function<void(size_t, const at::Tensor&)>& put);
-/// Gives every data rank all elements of the parameters that this stage updates, after each has
-/// updated those that it owns; without `blocks_too`, only of those outside of blocks. A collective
-/// of the data ranks; does nothing if there is one.
+/// Gives every data rank all elements of the parameters that this stage updates, after each rank
+/// has updated those that it owns. Without `blocks_too`, leaves out the parameters of blocks. A
+/// collective of the data ranks; does nothing if there is only one.
 void gather_parameters(World& world, const ShardLayout& layout,
                        std::span<const NamedParameter> parameters, bool blocks_too = true);
 

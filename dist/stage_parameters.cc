@@ -181,7 +181,8 @@ std::vector<uint8_t> StageParameters::stages_with_gradients(
   for (size_t i = 0; i < n; ++i) mine[i] = own[i].defined() ? 1 : 0;
 
   if (is_dry_run()) {
-    // A dry run has no other stages to ask.
+    // A dry run has no other stages to ask. Assume that the last one has a gradient of a tied
+    // embedding.
     for (size_t i = 0; i < n; ++i) {
       all[i * stages + stages - 1] = is_tied(i) ? 1 : 0;
       all[i * stages + static_cast<size_t>(stages_.rank)] = mine[i];

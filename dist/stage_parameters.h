@@ -1,15 +1,15 @@
 // Parameters of a pipeline's stages (Huang et al. 2019, "GPipe"; Narayanan et al. 2021, "Efficient
 // large-scale language model training on GPU clusters"). A stage, a position on the pipeline axis
 // of dist/world.h, runs some consecutive blocks of the model, or several parts of such blocks
-// (dist.virtual_stages): part p belongs to stage p % stages. It alone keeps their parameters and
-// their state. Of the parameters outside of blocks, the first stage has those that the model names
-// before its blocks, and the last stage has the others. Both have an embedding that is tied to the
-// head: the first stage adds up its gradients and updates it. With dist.shard, the data ranks of a
-// stage divide its updates among them (dist/shards.h).
+// (dist.virtual_stages): part p belongs to stage p % stages. Only that stage keeps the parameters
+// of these blocks and their optimizer state. Of the parameters outside of blocks, the first stage
+// has those that the model names before its blocks, and the last stage has the others. Both have an
+// embedding that is tied to the head: the first stage adds up its gradients and updates it. With
+// dist.shard, the data ranks of a stage divide its updates among them (dist/shards.h).
 //
 // Every stage runs the computations before the blocks, and every stage but the first drops the
 // results. On these other stages, the parameters of the first stage read as zeros and take no
-// memory on CPUs; on GPUs they keep the values from the start.
+// memory on CPUs; on GPUs they keep their initial values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -113,7 +113,7 @@ class StageParameters {
   const Leaf* head_;
   std::vector<int> owner_;  // the stage that updates each parameter
   bool has_freed_ = false;
-  int gathered_ = 0;  // Gathered that are alive
+  int gathered_ = 0;  // number of Gathered objects that are alive
 };
 
 }  // namespace lathe

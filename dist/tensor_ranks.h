@@ -25,7 +25,7 @@ Variable reduce_from_tensor_ranks(const Variable& x);
 /// that computed `x`: along dimension 0, in one section.
 Variable gather_from_tensor_ranks(const Variable& x, const TensorCut& cut);
 
-/// Returns the complete tensor, of which `part`, which must be contiguous, is this rank's part. A
+/// Returns the complete tensor of which `part` is this rank's part. `part` must be contiguous. A
 /// collective that records no graph.
 at::Tensor join_over_tensor_ranks(const at::Tensor& part, const TensorCut& cut);
 

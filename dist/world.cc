@@ -65,7 +65,7 @@ std::string World::context_group() const {
   return str("contexts/", pipeline_.rank, "/", batches().rank, "/", tensor_.rank);
 }
 
-/// Makes the group of a name and an axis.
+/// Makes the group named `name` of the ranks on an axis.
 std::unique_ptr<Group> World::make_group(const std::string& name, const RankAxis& axis) {
   return Group::make(*store_, name, placement_, axis, timeout_);
 }
@@ -94,7 +94,7 @@ std::string World::use_gpus(const std::string& backend) {
     }
   }
   if (backend == "nccl" && sharing) {
-    fail(Exit::usage, "dist.backend = \"nccl\" needs a GPU for each process, and ranks ",
+    fail(Exit::usage, "dist.backend = \"nccl\" needs a GPU for each process, but ranks ",
          sharing->first, " and ", sharing->second,
          " share one; start as many processes on a machine as it has GPUs, or set it to \"gloo\"");
   }
@@ -106,7 +106,8 @@ std::string World::use_gpus(const std::string& backend) {
 
   uses_gpus_ = true;
   uses_nccl_ = backend != "gloo" && !sharing && cuda_api().make_nccl != nullptr;
-  // Ranks that meet on the loopback interface, as those of `lathe launch`, need no other.
+  // Ranks that meet on the loopback interface, like those of `lathe launch`, need no other
+  // interface.
   if (uses_nccl_ && placement_.host.starts_with("127.")) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   wrap_for_gpus(gradients_, data_group("gradients"), data_);
   wrap_for_gpus(parameters_, data_group("parameters"), data_);
@@ -167,16 +168,16 @@ void World::join(const Placement& p, const DistConfig& config) {
   });
 }
 
-/// Divides the cores of this machine among the processes that may use the same ones: torchrun and
-/// Slurm need not bind each process to cores of its own. A collective.
+/// Divides the cores of this machine among the processes that may use the same cores. torchrun and
+/// Slurm do not always bind each process to cores of its own. A collective.
 void World::share_cores() {
   const std::string mine = host_name() + " " + usable_core_set();
   const std::vector<std::string> all = gather_texts(mine);
   lathe::share_cores(static_cast<int>(std::count(all.begin(), all.end(), mine)));
 }
 
-/// Announces this process in the store and waits for the others. c10d's own error would name an
-/// internal key.
+/// Announces this process in the store and waits for the others. It does not leave the waiting to
+/// c10d, whose error would name an internal key.
 void World::meet() {
   const Placement& p = placement_;
   if (store_->count(Rendezvous::key("rank", p.rank)) != 1) {
@@ -221,11 +222,11 @@ void World::meet() {
   const size_t space = its_grid.find(' ');
   if (const std::string size = its_grid.substr(0, space); size != std::to_string(p.size)) {
     fail(Exit::usage, "rank ", *other, " was started with WORLD_SIZE = ", size, " and rank ",
-         p.rank, " with ", p.size, "; start all of them with one number");
+         p.rank, " with ", p.size, "; start all ranks with the same number");
   }
   fail(Exit::usage, "dist.pipeline, dist.context and dist.tensor are ", its_grid.substr(space + 1),
-       " in the config of rank ", *other, ", and ", mine.substr(mine.find(' ') + 1),
-       " in that of rank ", p.rank, "; start all with one config");
+       " in the config of rank ", *other, ", but ", mine.substr(mine.find(' ') + 1),
+       " in that of rank ", p.rank, "; start all ranks with the same config");
 }
 
 at::Tensor World::gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine) {
@@ -266,8 +267,9 @@ namespace {
 
 [[noreturn]] void fail_as_different(const std::string& what, int rank, const std::string& theirs,
                                     int other, const std::string& others) {
-  fail(Exit::usage, what, " of rank ", rank, " is not rank ", other, "'s: ", printable_line(theirs),
-       " instead of ", printable_line(others), "; start all ranks with the same");
+  fail(Exit::usage, what, " of rank ", rank, " differs from that of rank ", other, ": ",
+       printable_line(theirs), " instead of ", printable_line(others),
+       "; start all ranks with the same");
 }
 
 }  // namespace
@@ -279,7 +281,7 @@ void World::check_same(const std::string& what, const std::string& mine) {
   for (int r = 1; r < size(); ++r) {
     const std::string& theirs = all[r];
     if (theirs == first) continue;
-    // Long texts differ in a line; show that one.
+    // Show only the first line that differs.
     std::istringstream a(first), b(theirs);
     std::string of_first, of_other;
     do {

@@ -57,9 +57,9 @@ enum class RankPhase : uint8_t {
 ///
 /// Rank = ((pipeline rank * batch groups + batch group) * context ranks + context rank) * tensor
 /// ranks + tensor rank: ranks that exchange the most are usually on one machine. On the data axis,
-/// the ranks of one part of the positions come one after another. The sum of the gradients of each
-/// part thus has the order of core/tree_sum.h, whatever the number of batch groups, and the parts
-/// are added up last.
+/// the ranks of one part of the positions come one after another. The gradients of one part of the
+/// positions are thus summed in the order of core/tree_sum.h, whatever the number of batch groups,
+/// and the sums of the parts are added last.
 ///
 /// Every rank must call a collective, in the same order as other collectives and from the training
 /// thread. Collectives throw Exit::peer_lost if a rank was lost.
@@ -113,12 +113,13 @@ class World {
   std::vector<std::string> gather_texts(const std::string& mine) {
     return gather_texts_over(control_.get(), mine);
   }
-  /// Does the same over a group of its own, so that a thread that saves a checkpoint may call it
+  /// Does the same over a separate group, so that a thread that saves a checkpoint may call it
   /// while the training thread uses the other groups. Call open_saving_group() before.
   std::vector<std::string> gather_texts_of_savers(const std::string& mine) {
     return gather_texts_over(saving_.get(), mine);
   }
-  /// Makes that group, unless it exists or the process is alone. A collective.
+  /// Makes the group for gather_texts_of_savers(), unless it exists or the process is alone. A
+  /// collective.
   void open_saving_group();
   /// Throws Exit::usage if `mine` differs between ranks. The error shows the first rank that
   /// differs from rank 0 and both values. `what` names the value, as in "the config". A collective.
@@ -148,8 +149,8 @@ class World {
   /// Returns the bytes of gradients, parameters and activations that this process has sent.
   int64_t bytes_sent() const;
 
-  /// Records the step, counted from 1, and the phase of this process. If it is lost, the errors of
-  /// other ranks show them. Does nothing in a dry run.
+  /// Records the step, counted from 1, and the phase of this process. If this process is lost, the
+  /// errors of other ranks show both. Does nothing in a dry run.
   void note(int64_t step, RankPhase phase) {
     if (dry_ != nullptr) return;
     step_ = step;
@@ -204,7 +205,7 @@ class World {
   DryWorld* dry_ = nullptr;
   bool uses_gpus_ = false, uses_nccl_ = false;
   std::unique_ptr<Rendezvous> store_;
-  std::unique_ptr<Rendezvous> monitor_;  // has a short timeout: for finding out who was lost
+  std::unique_ptr<Rendezvous> monitor_;  // with a short timeout, to find the lost rank
   std::unique_ptr<Group> control_;       // of all ranks
   std::unique_ptr<Group> saving_;        // of all ranks, for saves
   std::unique_ptr<Group> gradients_, parameters_, ops_, layers_, contexts_, stages_;

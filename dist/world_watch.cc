@@ -1,5 +1,5 @@
-// Each rank reports on itself through the store. From these reports, the others find out which rank
-// was lost.
+// Finds out which rank was lost: each rank reports on itself through the store, and the other ranks
+// read these reports.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -109,8 +109,8 @@ std::string World::find_lost_rank() {
   };
 
   // A rank that ends with an error reports it; one that was killed or stopped sends no more pulses.
-  // A rank that found the lost one earlier may have ended since, and would seem to be lost too. Its
-  // answer therefore comes first.
+  // A rank that found the lost one earlier may have ended since, and would seem to be lost too. So
+  // use its answer first.
   const std::vector<Pulse> before = read();
   std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
   const std::vector<Pulse> now = read();

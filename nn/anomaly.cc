@@ -52,7 +52,7 @@ std::string facts(const at::Tensor& t) {
 }  // namespace
 
 struct DetectAnomaly::Watch {
-  /// For an op that made a node: its module and its inputs.
+  /// The module and the inputs of an op that created a node.
   struct Made {
     std::weak_ptr<const Node> node;
     std::string where, inputs;
@@ -100,7 +100,7 @@ struct DetectAnomaly::Watch {
   }
 
   void remember(const Node& node, std::span<const Variable> inputs) {
-    // Entries of nodes that are gone would accumulate over many graphs.
+    // Remove entries of nodes that no longer exist, which would accumulate over many graphs.
     if (made.size() >= prune_at) {
       std::erase_if(made, [](const auto& entry) { return entry.second.node.expired(); });
       prune_at = std::max(prune_at, 2 * made.size());

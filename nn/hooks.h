@@ -1,6 +1,6 @@
 // Hooks on modules, which read or replace their results.
 //
-// A forward hook is a guard that walks its model once, for the addresses of its modules.
+// A forward hook is a guard that walks its model once, to find the addresses of its modules.
 #pragma once
 
 #include <functional>
@@ -18,11 +18,11 @@ namespace lathe {
 
 class ModuleCall;
 
-/// While alive, f is called on this thread with the result of each module of `model` whose path
-/// matches `pattern` (matches() of autograd/parameter.h). For a recurrent module this is the
-/// sequence, without the state. If f returns a defined Variable, that replaces the result. Of
-/// several hooks, the innermost is called first. Modules without a ModuleCall are not seen, and
-/// modules must not move in memory meanwhile. Throws if no module has such a path.
+/// While alive, calls f on this thread with the result of each module of `model` whose path matches
+/// `pattern` (matches() of autograd/parameter.h). For a recurrent module this is the sequence,
+/// without the state. If f returns a defined Variable, it replaces the result. Of several hooks,
+/// the innermost is called first. Modules that make no ModuleCall have no hooks. Modules must not
+/// move in memory while the hook is alive. Throws if no module has such a path.
 class ForwardHook : public ModeGuard {
  public:
   /// Takes the module's path and result; a defined Variable that it returns replaces the result.

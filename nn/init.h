@@ -12,8 +12,10 @@
 namespace lathe {
 
 /// The initial values of the weights of linear layers and the filters of convolutions
-/// (`model.init`). fan_in and fan_out are a weight's columns and rows, times the positions of a
-/// filter. Other parameters are initialized by their role in every scheme (autograd/parameter.h).
+/// (`model.init`). fan_in and fan_out are the numbers of columns and rows of a weight, times the
+/// number of positions of a filter. N(m, s) is a normal distribution with mean m and standard
+/// deviation s; U(-a, a) is uniform. Other parameters are initialized by their role in every scheme
+/// (autograd/parameter.h).
 enum class Init {
   gpt2,  ///< N(0, 0.02); residual projections N(0, 0.02 / sqrt(2 n_layer)). Radford et al. 2019
   xavier_uniform,  ///< U(-a, a), a = gain sqrt(6 / (fan_in + fan_out)), gain 1. Glorot and Bengio
@@ -22,8 +24,8 @@ enum class Init {
   kaiming,  ///< N(0, gain / sqrt(fan_in)), gain sqrt(2) for ReLU-like activations. He et al. 2015
   fan_in,   ///< N(0, 1 / sqrt(fan_in)). LeCun et al. 1998
 };
-/// Returns the scheme with this name in a config. Throws Exit::internal if there is none: configs
-/// are checked against init_names() before.
+/// Returns the scheme with this name in a config. Throws Exit::internal if there is none, since a
+/// config's name has been checked against init_names() before.
 Init init_from_config(const std::string& name);
 /// Returns the names of all schemes.
 std::vector<std::string> init_names();

@@ -74,7 +74,7 @@ void replace_parameters(const ModuleRef& model,
                         const std::function<Variable(const NamedParameter&)>& make) {
   struct Found {
     NamedParameter first;
-    std::vector<Variable*> places;  // several where parameters are tied
+    std::vector<Variable*> places;  // several if parameters are tied
   };
   std::vector<Found> all;
   std::map<const void*, size_t> indices;

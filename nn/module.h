@@ -19,14 +19,14 @@
 
 namespace lathe {
 
-/// The functions that a walk calls; empty ones are skipped. `place` refers to the module's member,
-/// so that a function can replace it.
+/// The functions that a walk over a model calls; empty ones are skipped. `place` refers to the
+/// module's member, so that a function can replace it.
 struct Visitor {
   std::function<void(const NamedParameter& found, Variable& place)> parameter{};
   std::function<void(const std::string& path, at::Tensor& place)> buffer{};
   std::function<void(const std::string& path, uint64_t& place)> stream{};
-  /// Called with a module of type `type` within the model, before its members; `block` as in
-  /// NamedParameter.
+  /// Called for each module within the model, before its members. `module` points to an object of
+  /// type `type`. `block` has the same meaning as in NamedParameter.
   std::function<void(const std::string& path, int64_t block, std::type_index type, void* module)>
       module{};
 };
@@ -53,12 +53,12 @@ class Visit {
     into(child);
     path_.resize(length);
   }
-  /// Visits the repeated blocks of a model. Their parameters carry the index of their block, which
-  /// fp8 layers and quantized loading use.
+  /// Visits the repeated blocks of a model. The visitor's functions get the index of the block of
+  /// each parameter and module within them.
   template <class Children>
   void blocks(std::string_view name, Children& children) {
     const std::string prefix = std::string(name) + ".";
-    // Blocks within a block belong to that block.
+    // Blocks within a block belong to the outer block.
     const int64_t outer = block_;
     int64_t i = 0;
     for (auto& child : children) {
@@ -67,7 +67,7 @@ class Visit {
     }
     block_ = outer;
   }
-  /// Visits a child that adds nothing to the path.
+  /// Visits a child without adding a name to the path.
   template <class Child>
   void into(Child& child) {
     if constexpr (requires { child.visit(*this); }) {
@@ -136,11 +136,11 @@ class ConstModuleRef {
 /// A buffer of a model: state that is saved and not trained.
 struct NamedBuffer {
   std::string path;
-  at::Tensor tensor;  ///< shares its memory with the module's
+  at::Tensor tensor;  ///< shares memory with the module's tensor
 };
 
-/// Returns every parameter in visiting order. One that is in several places (tied by assignment) is
-/// listed once, under its first path. Throws if two have the same path.
+/// Returns every parameter in visiting order. A parameter that several members share (tied by
+/// assignment) is listed once, under its first path. Throws if two have the same path.
 std::vector<NamedParameter> parameters(const ConstModuleRef& model);
 /// Returns the parameters that an optimizer updates.
 std::vector<NamedParameter> trained_parameters(const ConstModuleRef& model);
@@ -159,25 +159,25 @@ void for_each_module(
   model.visit(visit);
 }
 
-/// Replaces every parameter by the result of `make(found)`; tied parameters stay tied. Earlier
-/// handles keep the old ones.
+/// Replaces every parameter by the result of `make(found)`; tied parameters stay tied. Existing
+/// handles still refer to the old parameters.
 void replace_parameters(const ModuleRef& model,
                         const std::function<Variable(const NamedParameter& found)>& make);
 /// Replaces every buffer by the result of `make(found)`.
 void replace_buffers(const ModuleRef& model,
                      const std::function<at::Tensor(const NamedBuffer& found)>& make);
-/// Replaces every parameter and buffer by a copy on `device`, those of floating point in `dtype`.
-/// Frozen ones stay frozen, and quantized ones stay unchanged.
+/// Replaces every parameter and buffer by a copy on `device`; floating-point ones are converted to
+/// `dtype`. Frozen parameters stay frozen, and quantized parameters stay unchanged.
 void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype);
-/// Drops the gradients; frozen parameters have none.
+/// Drops the gradients of all parameters.
 void zero_grad(const ConstModuleRef& model);
 /// Freezes every parameter whose path matches `pattern` (see matches() in autograd/parameter.h), or
 /// makes it trainable again if `frozen` is false. Returns their number, and throws if it is 0.
 /// Frozen parameters get no gradients and no updates.
 int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool frozen = true);
-/// Gives each layer that draws random numbers the stream of its path, so that its numbers do not
-/// depend on which other layers ran. Without it such layers draw from one stream, in the order in
-/// which they run.
+/// Gives each layer that draws random numbers a stream that depends on its path, so that its
+/// numbers do not depend on which other layers ran. Without this call, such layers draw from one
+/// stream, in the order in which they run.
 void assign_random_streams(const ModuleRef& model);
 
 /// Parameters and buffers by path.
@@ -191,15 +191,17 @@ struct LoadedState {
 };
 /// Copies the values of `state` into the model's tensors, cast to their dtype and device. Tied
 /// parameters stay tied: `state` may have one under any of its paths, or under several with equal
-/// values. Throws one error for all mismatches of shapes and kinds of dtype, and with `strict` for
-/// all missing and unexpected paths. It names the first 8 of each. The model is then unchanged.
+/// values. Throws one error for all mismatches of shapes and of kinds of dtype (integer or floating
+/// point), and with `strict` for all missing and unexpected paths. The error names the first 8 of
+/// each, and the model is unchanged.
 LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
                             bool strict = true);
 
-/// Returns a parameter in float32 on the CPU, zero until it is initialized; under MetaInit without
-/// storage, under WithoutMemory without memory.
+/// Returns a parameter in float32 on the CPU that is zero until it is initialized. Under MetaInit
+/// it is on the meta device; under WithoutMemory it has no memory yet (core/storage.h).
 Variable new_parameter(at::IntArrayRef sizes);
-/// Returns a buffer filled with `value`; under MetaInit without storage.
+/// Returns a buffer on the CPU that is filled with `value`. Under MetaInit it is on the meta
+/// device.
 at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype = at::kFloat);
 
 /// Returns the number of elements of all parameters. A parameter that is cut among tensor ranks

@@ -1,6 +1,6 @@
 // The calls of a thread form a chain on the stack. No path is stored: when one is needed (for a
-// shape error or an anomaly), the outermost module is walked to find the address and type of this
-// one. Bound dims are on the stack.
+// shape error or an anomaly), the outermost module is walked to find this call's module by its
+// address and type. The sizes of named dims are on the stack too.
 #include "nn/module_call.h"
 
 #include <cxxabi.h>
@@ -73,8 +73,8 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
     return;
   }
 
-  // Compare letter by letter from the last dim, so that "..." can stand for any number of dims
-  // before. This allocates nothing, since it runs in every call.
+  // Compare letter by letter from the last dim, so that "..." can stand for any number of leading
+  // dims. This code must not allocate memory, since it runs in every call.
   int64_t letters = 0;
   for (const char c : spec) letters += c != ' ' && c != '.' ? 1 : 0;
   if (spec.starts_with('.') ? letters > x.dim() : letters != x.dim())

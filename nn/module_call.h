@@ -1,5 +1,5 @@
-// A call of a module in progress: its path in the model, the sizes of its named dims, and hooks on
-// its result.
+// A module call in progress: its path in the model, the sizes of its named dims, and hooks on its
+// result.
 //
 //   Variable MyLayer::operator()(const Variable& x, const Variable& memory) const {
 //     ModuleCall call(*this, {{'C', weight.size(1)}});
@@ -33,8 +33,8 @@ struct Bound {
   int64_t size;
 };
 
-/// Returns the types of the modules of namespace lathe that make a ModuleCall, for the test that
-/// each one has a row in its table.
+/// Returns the type names of the modules of namespace lathe that make a ModuleCall. A test checks
+/// that its table has a row for each of them.
 std::set<std::string>& module_registry();
 
 namespace detail {
@@ -83,7 +83,8 @@ class ModuleCall {
   void input(const Variable& x, std::string_view spec) {
     check("input", x.data(), spec, false, true);
   }
-  /// Checks the module's result, and returns it or what forward hooks (nn/hooks.h) replace it with.
+  /// Checks the module's result, and returns it, or the value by which forward hooks replace it
+  /// (nn/hooks.h).
   Variable result(Variable y, std::string_view spec) {
     check("result", y.data(), spec, true);
     return mode().forward_hooks == nullptr ? y : run_hooks(std::move(y));

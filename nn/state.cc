@@ -80,7 +80,7 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
       // do not mix.
       if (!t.defined() || t.sizes() != place.tensor.sizes() ||
           t.is_floating_point() != place.tensor.is_floating_point()) {
-        unfit.push_back(path + " is " + (t.defined() ? describe(t) : "undefined") + " for " +
+        unfit.push_back(path + " is " + (t.defined() ? describe(t) : "undefined") + " instead of " +
                         describe(place.tensor));
       } else if (values.defined() && !values.is_same(t) && !values.equal(t)) {
         unfit.push_back(path + " is not " + place.paths[0] + ", to which the model ties it");
@@ -169,8 +169,8 @@ StateDict read_state_dict(const fs::path& path) {
     const auto dtype = dtype_from_safetensors(entry.dtype);
     if (!dtype)
       fail(Exit::checkpoint, path.string(), ": tensor \"", entry.name, "\" has the dtype ",
-           entry.dtype, ", which Lathe lacks");
-    // The bytes belong to the mapped file, and may be unaligned.
+           entry.dtype, ", which Lathe does not support");
+    // Copy the bytes, which belong to the mapped file and may be unaligned.
     at::Tensor t = at::empty(entry.shape, *dtype);
     if (!entry.bytes.empty())
       std::memcpy(t.mutable_data_ptr(), entry.bytes.data(), entry.bytes.size());

@@ -11,17 +11,17 @@ namespace lathe {
 
 /// Returns an entry that shares the memory of `t`, which is contiguous and on the CPU.
 TensorEntry make_entry(const std::string& name, const at::Tensor& t);
-/// Returns an entry whose tensor exists only while it is written: `make` returns it then, with
-/// these sizes and on any device.
+/// Returns an entry whose tensor exists only while it is written. Writing the entry calls `make`,
+/// which returns the tensor with this dtype and these sizes, on any device.
 TensorEntry make_entry(const std::string& name, at::ScalarType dtype, std::vector<int64_t> sizes,
                        std::function<at::Tensor()> make);
 
 /// Writes the tensors to a safetensors file, which other programs read too. The file is written
 /// under another name, synced and renamed, so readers see either the old file or the new one.
-/// Tensors on a GPU are copied to the CPU first. Throws Exit::io where the file cannot be written.
+/// Tensors on a GPU are copied to the CPU first. Throws Exit::io if the file cannot be written.
 void save_state_dict(const StateDict& state, const std::filesystem::path& path);
 /// Returns the tensors of a safetensors file on the CPU, in their stored dtypes. Throws
-/// Exit::checkpoint where the file is missing or damaged, or has a dtype that Lathe lacks.
+/// Exit::checkpoint if the file is missing or damaged, or has a dtype that Lathe lacks.
 StateDict read_state_dict(const std::filesystem::path& path);
 
 }  // namespace lathe

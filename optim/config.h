@@ -26,7 +26,7 @@ struct OptimConfig {
   LATHE_FIELD(double, lr, 1e-3, "Peak learning rate of the schedule.", at_least(0))
   LATHE_FIELD(double, beta1, 0.9,
               "adam, adamw, their 8-bit forms, nadam, lamb, muon (its adamw part): decay rate of "
-              "the mean of the gradients. lion: weight of that mean in an update.",
+              "the mean of the gradients. lion: weight of the mean of the gradients in an update.",
               below(0, 1))
   LATHE_FIELD(double, beta2, 0.95,
               "adam, adamw, their 8-bit forms, nadam, lamb, muon (its adamw part): decay rate of "
@@ -67,10 +67,11 @@ struct OptimConfig {
   LATHE_FIELD(int64_t, muon_steps, 5,
               "number of Newton-Schulz iterations that orthogonalize an update.",
               between(1, 100).of({"muon"}))
-  LATHE_FIELD(std::string, muon_scale, "rms",
-              "scale of a matrix's update. rms: 0.2 sqrt(larger side), which is about the size of "
-              "adamw's at the same learning rate; spectral: sqrt(rows / columns), but at least 1.",
-              one_of({"rms", "spectral"}).of({"muon"}))
+  LATHE_FIELD(
+      std::string, muon_scale, "rms",
+      "scale of a matrix's update. rms: 0.2 sqrt(larger side), which makes an update about as "
+      "large as adamw's at the same learning rate; spectral: sqrt(rows / columns), but at least 1.",
+      one_of({"rms", "spectral"}).of({"muon"}))
   LATHE_FIELD(double, muon_rest_lr, 1.0,
               "learning rate of the parameters that adamw updates (embeddings, head, "
               "vectors), as a multiple of optim.lr.",
@@ -117,7 +118,7 @@ struct OptimConfig {
 struct GroupOptions {
   std::string pattern{};  ///< of paths; see matches()
   std::function<bool(const NamedParameter& parameter)>
-      which{};                           ///< if set, chooses instead of the pattern
+      which{};                           ///< if set, used instead of the pattern
   double lr_factor = 1;                  ///< times the step's learning rate
   std::optional<double> weight_decay{};  ///< nullopt: the same as for other parameters
 };
@@ -125,7 +126,7 @@ struct GroupOptions {
 /// Reads optim.groups. Throws Exit::usage if a group lacks match or has an unknown key or a bad
 /// value.
 std::vector<GroupOptions> group_options(const OptimConfig& config);
-/// Returns the constants of a step, except kind and lr.
+/// Returns the constants of the update rule; `kind` and `lr` are not set.
 UpdateRule rule_of(const OptimConfig& config);
 
 }  // namespace lathe

@@ -1,7 +1,8 @@
-// Kinds of optimizers. An optimizer that updates each element by itself is a rule
-// (core/kernels/rules/rule.h): it needs a file and a line there, and nothing here. An optimizer
-// that needs whole tensors is a Method: it needs a file in optim/methods/ and a line in the table
-// of optim/methods.cc or, in your own program, a call of add_optimizer_kind.
+// Kinds of optimizers. An optimizer that updates each element independently is a rule
+// (core/kernels/rules/rule.h): it needs a file in core/kernels/rules/ and a line in
+// core/kernels/rules.h, and no code in optim/. An optimizer that needs whole tensors is a Method:
+// it needs a file in optim/methods/ and a line in the table of optim/methods.cc or, in your own
+// program, a call of add_optimizer_kind.
 #pragma once
 
 #include <functional>
@@ -23,7 +24,7 @@ struct StateTensor {
   at::ScalarType dtype = at::kFloat;
   int place = 0;     ///< index in UpdateArgs::state
   double start = 0;  ///< initial value of all elements
-  int64_t per = 1;   ///< elements of the parameter for each element of a divisible state
+  int64_t per = 1;   ///< elements of the parameter per element of a divisible state
 };
 /// The state that a method keeps for one parameter.
 struct StateOf {
@@ -35,8 +36,8 @@ struct StateOf {
   /// grad_sum_chunk, so that processes can divide it among themselves. Otherwise one process
   /// updates all of it.
   bool divisible = false;
-  /// Whether update() joins the parts of a parameter that is cut among tensor ranks where it needs
-  /// all of it (SlotUpdate::join).
+  /// Whether update() joins the parts of a parameter that is cut among tensor ranks if it needs all
+  /// of the parameter (SlotUpdate::join).
   bool joins_parts = false;
 };
 
@@ -53,13 +54,13 @@ struct SlotUpdate {
   at::IntArrayRef sizes;
   bool whole = false;
   size_t parameter = 0;  ///< index in the optimizer's parameters
-  /// How the parameter is cut among tensor ranks, or null. `sizes` are then those of this part, and
-  /// all tensor ranks update the same parameters in the same order.
+  /// How the parameter is cut among tensor ranks, or null. If it is cut, `sizes` are those of this
+  /// part, and all tensor ranks update the same parameters in the same order.
   const TensorCut* cut = nullptr;
-  const JoinParts* join = nullptr;  ///< set if `cut` is
+  const JoinParts* join = nullptr;  ///< can be called if `cut` is not null
 };
 
-/// Updates parameters. A method's only state is that of the slots.
+/// Updates parameters. A method has no state besides that of the slots.
 class Method {
  public:
   virtual ~Method() = default;
@@ -68,7 +69,8 @@ class Method {
 
   /// Returns which state it keeps for a parameter; allocates nothing.
   virtual StateOf state(const NamedParameter& parameter) const = 0;
-  /// Returns the rule for the step's decision and for single elements. The step sets its lr.
+  /// Returns the rule for the step's decision and for parameters that are updated element by
+  /// element. The step sets the rule's lr.
   virtual UpdateRule rule() const = 0;
   /// Updates the parameters in `slots`, which it may change. One call normally has all parameters
   /// of a step. If parameters are updated in backward, or the state is in a file, each of several
@@ -87,7 +89,8 @@ class Method {
 struct OptimizerKind {
   std::string name, doc;
   std::unique_ptr<Method> (*make)(const OptimConfig& config);
-  bool reads_any_key = false;  ///< of [optim]; true for kinds that are added
+  /// Whether the kind may read any key of [optim]; true for kinds that are added.
+  bool reads_any_key = false;
 };
 /// Returns all kinds: those of the rules, Lathe's other ones, and those that were added.
 const std::vector<OptimizerKind>& optimizer_kinds();

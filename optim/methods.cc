@@ -52,7 +52,7 @@ std::vector<OptimizerKind>& all() {
         },
         Rules{});
 
-    // Methods that need whole tensors have no rule of their own.
+    // Then the methods that need whole tensors, which are not in the table of rules.
     made.insert(
         made.end(),
         {
@@ -112,8 +112,8 @@ StateOf state_of_rule(const UpdateRule& rule, const at::Tensor& parameter) {
 
 void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule,
                      StepControl* control, bool cuda) {
-  // The size of a piece does not depend on the number of threads: the last elements of a loop may
-  // be rounded differently from those that fill its vectors.
+  // The size of a piece must not depend on the number of threads, because the last elements of a
+  // loop may be rounded differently from those that fill SIMD vectors.
   constexpr int64_t piece = 1 << 14;
 
   if (!cuda) {

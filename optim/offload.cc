@@ -18,8 +18,8 @@ namespace {
 
 constexpr size_t page = 4096;              // alignment of units and buffers
 constexpr size_t line = 64;                // alignment of tensors within a unit
-constexpr size_t largest_unit = 16 << 20;  // bytes; of a unit that can be cut
-constexpr size_t units_at_least = 16;      // where parameters are small enough
+constexpr size_t largest_unit = 16 << 20;  // bytes of a unit that can be cut
+constexpr size_t units_at_least = 16;      // if parameters are small enough
 constexpr size_t buffers_at_least = 4;     // one in use, two ahead, one being written
 
 size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
@@ -47,7 +47,8 @@ int64_t elements_of_piece(const OffloadedSlot& slot, size_t unit_bytes) {
 ElementRange OffloadedSlot::part(size_t tensor, ElementRange range) const {
   const OffloadedTensor& t = tensors[tensor];
   const auto place = [&](int64_t i) { return i == elements ? t.elements : i / t.per; };
-  // A state that is not cut may have any number of elements.
+  // The state of a parameter that is not divisible may have any number of elements. For it, `range`
+  // contains all elements, so only the ends are mapped.
   return {range.begin == 0 ? 0 : place(range.begin), place(range.end)};
 }
 
@@ -141,13 +142,13 @@ void StateOffload::wait_until(std::unique_lock<std::mutex>& lock,
   if (error_ != nullptr) std::rethrow_exception(error_);
 }
 
-/// Reads or writes a unit, on a thread.
+/// Reads or writes a unit. Runs on the thread of reader_ or writer_.
 void StateOffload::transfer(size_t unit, bool is_write) {
   const Unit& u = units_[unit];
   const Clock::time_point begin = Clock::now();
   std::exception_ptr error;
   try {
-    // Complete pages, as direct transfers need them. The file has room for them.
+    // Transfer complete pages, as O_DIRECT requires. The file has space for them.
     const size_t bytes = round_up(u.bytes, page);
     if (is_write)
       file_->write(u.offset, memory_of(unit), bytes);
@@ -282,7 +283,8 @@ void StateOffload::end_step() {
   retire();
   uses_before_ = uses_;
 
-  // The next step is expected to use the units of this one in their order, and then the others.
+  // The next step is expected to use the units of this step in the same order. The other units
+  // follow.
   std::vector<bool> is_listed(units_.size());
   std::vector<size_t> order;
   seen_.insert(seen_.end(), order_.begin(), order_.end());

@@ -17,7 +17,7 @@
 //
 // If the state fits into free memory when the file is opened, reads and writes use the page cache,
 // which is not part of the resident memory of the process. Otherwise the page cache would only add
-// a copy, and transfers bypass it (O_DIRECT). If the disk fails, the next call on the training
+// a copy, so transfers bypass it (O_DIRECT). If the disk fails, the next call on the training
 // thread throws the error, which ends the run. The run's checkpoints do not depend on the file.
 #pragma once
 
@@ -148,7 +148,7 @@ class StateOffload {
   TransferTimes times_;
 
   std::optional<size_t> current_;
-  int64_t uses_ = 0, uses_before_ = 0;  // in all steps, and in those before this one
+  int64_t uses_ = 0, uses_before_ = 0;  // calls of use() so far, and before the current step
   std::vector<size_t> order_, seen_;    // units in order of first use: previous and current step
   std::vector<size_t> position_;        // of each unit in order_
 

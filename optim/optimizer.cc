@@ -66,8 +66,8 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const StepOpti
       options.own_parameters.empty() ? at::Tensor() : options.own_parameters[slot.index];
   UpdateArgs a;
   a.param = own.defined() ? own.data_ptr() : at_first(p);
-  // State lies at the positions that the rule asked for. The moving average, if any, comes last and
-  // has no position.
+  // Put each state tensor at the index that the method asked for. The moving average, if any, comes
+  // last and has no such index.
   const auto address = [](const at::Tensor& t) { return t.is_meta() ? nullptr : t.data_ptr(); };
   for (size_t i = 0; i < slot.places.size(); ++i) a.state[slot.places[i]] = address(slot.state[i]);
   if (has_average(slot)) a.average = address(slot.state.back());
@@ -218,7 +218,8 @@ SlotUpdate Optimizer::update_of(const ParameterGroup& group, const Slot& slot,
   return one;
 }
 
-/// Moves the averages of parameters that stay: a descent with a learning rate of 0.
+/// Updates the moving averages of parameters that have no gradient, by a descent with a learning
+/// rate of 0.
 void Optimizer::move_averages(const std::vector<SlotUpdate>& of) {
   UpdateRule rule = rule_;
   rule.kind = rule_kind<Descend>;
@@ -226,7 +227,7 @@ void Optimizer::move_averages(const std::vector<SlotUpdate>& of) {
   update_elements(of, rule, control_.pointer(), partials_.is_cuda());
 }
 
-/// Updates parameters, and moves the averages of those that stay.
+/// Updates the parameters of `updates`, and only the moving averages of those of `stay`.
 void Optimizer::update_all(std::vector<SlotUpdate>& updates, const std::vector<SlotUpdate>& stay) {
   if (offload_ != nullptr) return update_offloaded(updates, stay);
   method_->update(updates, rule_, control_.pointer(), partials_.is_cuda());
@@ -274,7 +275,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
 }
 
 void Optimizer::begin_stages() {
-  LATHE_CHECK(!is_sharded_, "Optimizer: a step in stages is for one process");
+  LATHE_CHECK(!is_sharded_, "Optimizer: a step in stages needs all of its state in one process");
   partials_.zero_();
   chunks_ = partials_.numel();
   for (Stage& stage : stages_) stage.is_summed = stage.is_updated = false;

@@ -38,8 +38,9 @@ struct Slot {
   std::string path;
   Variable param;
   std::vector<std::string> names;
-  std::vector<int> places;  ///< indices in UpdateArgs::state of all but the moving average, which
-                            ///< is last in `state` if there is one
+  /// For each tensor of `state` except the moving average, its index in UpdateArgs::state. The
+  /// average is last in `state` if there is one.
+  std::vector<int> places;
   std::vector<at::Tensor> state;  ///< on the meta device if it is in a file
   std::vector<StatePart> parts;   ///< of each tensor of state
   bool whole = false;             ///< as in StateOf
@@ -113,15 +114,16 @@ class Optimizer {
   /// parameters and states stay untouched. Does not wait for a GPU.
   void step(double lr, const StepOptions& options = {});
 
-  // The stages of a step whose gradients don't exist at the same time (memory.update_in_backward),
-  // in one process. Call begin_stages(); sum_gradient() for each parameter, if gradients are
-  // clipped by their norm; decide(); update_parameter() for each one; end_stages(). The result has
-  // the bits of step(), with two exceptions. A gradient that is not finite leaves only its own
-  // parameter untouched, unless all gradients were summed before decide(). On a GPU, the norm may
-  // differ in the last bit if a parameter has no gradient. `i` is the index of a parameter in the
-  // constructor's list; its gradient must be complete.
+  // The next functions are the stages of a step whose gradients do not all exist at the same time
+  // (memory.update_in_backward). They are for a single process. Call begin_stages(); sum_gradient()
+  // for each parameter, if gradients are clipped by their norm; decide(); update_parameter() for
+  // each one; end_stages(). The result has the same bits as that of step(), with two exceptions. A
+  // gradient that is not finite leaves only its own parameter untouched, unless all gradients were
+  // summed before decide(). On a GPU, the norm may differ in the last bit if a parameter has no
+  // gradient. `i` is the index of a parameter in the constructor's list; its gradient must be
+  // complete.
 
-  /// Forgets the sums of the last step.
+  /// Begins a step: clears the sums of the previous step.
   void begin_stages();
   /// Sums the squares of the gradient of parameter i.
   void sum_gradient(size_t i);
@@ -130,7 +132,7 @@ class Optimizer {
   /// Updates parameter i, whose gradient may be freed afterwards.
   void update_parameter(size_t i, const StepOptions& options);
   /// Updates the averages of parameters without a gradient. Records the norm of all gradients, and
-  /// a failed step if the norm or options.loss is not finite.
+  /// records that the step failed if the norm or options.loss is not finite.
   void end_stages(const StepOptions& options);
 
   /// Returns the group with weight decay and the one without, then the same two for each of `own`
@@ -157,8 +159,8 @@ class Optimizer {
   /// Calls `put` with the bytes of a part of state in a file, as StateOffload::read() does.
   void stream_state(const StatePart& part,
                     const std::function<void(std::span<const std::byte>)>& put) const;
-  /// Sets the values of a tensor as read_state() returns it. `values`: as many elements; on the CPU
-  /// if the state is in a file.
+  /// Sets a tensor of state, or the part of it that read_state() returns, to `values`. `values`
+  /// must have the same number of elements and, if the state is in a file, be on the CPU.
   void write_state(const at::Tensor& state, const StatePart& part, const at::Tensor& values);
   /// Records that the caller skips the update of a step whose loss was scaled by `loss_scale`.
   void record_skipped_update(double loss_scale);
@@ -167,7 +169,8 @@ class Optimizer {
   /// Sets the moving averages (optim.ema_decay) to the current values of the parameters. The
   /// constructor does this for parameters whose values exist by then.
   void start_averages();
-  /// Resumes after n updates, for example after loading. Clears the record of a failed step.
+  /// Sets the number of updates so far to n, for example after loading a checkpoint. Clears the
+  /// record of a failed step.
   void set_updates(int64_t n);
 
  private:
@@ -210,7 +213,8 @@ class Optimizer {
   std::unique_ptr<StateOffload> offload_;
 };
 
-/// Returns for each parameter whether its update can be sharded within it (StateOf::divisible).
+/// Returns for each parameter whether processes may divide its update among themselves
+/// (StateOf::divisible).
 std::vector<bool> divisible_parameters(const OptimConfig& config,
                                        const std::vector<NamedParameter>& parameters);
 

@@ -1,5 +1,5 @@
-// An optimizer whose state is in a scratch file: each unit of the file is updated by itself, with
-// the parameters' pointers moved to the elements of its pieces.
+// Implements optimizers whose state is in a scratch file. Each unit of the file is updated
+// separately, with pointers to the elements of its pieces.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
@@ -35,7 +35,7 @@ OffloadedSlot offloaded(const Slot& slot, const StateOf& state) {
 /// Creates the file and writes the initial state.
 void Optimizer::offload_state(const std::filesystem::path& folder,
                               const std::vector<NamedParameter>& parameters) {
-  LATHE_CHECK(control_.bytes().is_cpu(), "optimizer: state in a file is for CPUs");
+  LATHE_CHECK(control_.bytes().is_cpu(), "optimizer: state in a file needs parameters on a CPU");
 
   const auto slot_of = [&](size_t i) -> Slot& {
     return groups_[stages_[i].group].slots[stages_[i].slot];
@@ -47,13 +47,13 @@ void Optimizer::offload_state(const std::filesystem::path& folder,
     has_state = has_state || !slots.back().tensors.empty();
   }
   if (!has_state) {
-    fail(Exit::usage, "memory.offload = \"optimizer\" has nothing to act on: optim.kind = \"",
-         config_.kind, "\" keeps no state; leave memory.offload out");
+    fail(Exit::usage, "memory.offload = \"optimizer\" has no effect: optim.kind = \"", config_.kind,
+         "\" keeps no state; leave memory.offload out");
   }
   offload_ = std::make_unique<StateOffload>(folder, std::move(slots));
   if (is_dry_run()) return;
 
-  // The file is initially zero, so only other initial values are written.
+  // The file is initially zero, so write only other initial values.
   for (size_t i = 0; i < parameters.size(); ++i) {
     Slot& slot = slot_of(i);
     const StateOf state = method_->state(parameters[i]);
@@ -104,7 +104,7 @@ SlotUpdate Optimizer::piece_of(const SlotUpdate& update, const StateOffload::Pie
                                std::byte* memory) const {
   const Stage& stage = stages_[piece.slot];
   const Slot& slot = groups_[stage.group].slots[stage.slot];
-  // `first` is the first element that this process owns.
+  // args.first is the first element that this process owns.
   const int64_t begin = piece.range.begin - update.args.first;
   SlotUpdate one = update;
   one.args = part_of(update.args, begin, begin + piece.range.size());
@@ -119,10 +119,10 @@ SlotUpdate Optimizer::piece_of(const SlotUpdate& update, const StateOffload::Pie
   return one;
 }
 
-/// Does what update_all() does, unit by unit.
+/// Implements update_all() for state in a file, unit by unit.
 void Optimizer::update_offloaded(const std::vector<SlotUpdate>& updates,
                                  const std::vector<SlotUpdate>& stay) {
-  // By parameter: its update, or that of its average.
+  // For each parameter, its update, or the update of only its moving average.
   std::vector<const SlotUpdate*> update_of(stages_.size()), average_of(stages_.size());
   for (const SlotUpdate& one : updates) update_of[one.parameter] = &one;
   for (const SlotUpdate& one : stay) average_of[one.parameter] = &one;

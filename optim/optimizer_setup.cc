@@ -1,4 +1,4 @@
-// How an Optimizer is made: the groups of its parameters, and the state of each one.
+// Makes an Optimizer: the groups of its parameters, and the state of each parameter.
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -80,7 +80,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   check_values(config);
   if (control_.bytes().is_cuda() && !method_->runs_on_gpu())
     fail(Exit::usage, "optim.kind = \"", config.kind,
-         "\" has no code for GPUs yet; use adamw there, or train.device = \"cpu\"");
+         "\" does not run on GPUs yet; use adamw, or train.device = \"cpu\"");
 
   // Groups come in pairs, with and without weight decay. Pair 0 is for parameters that no group
   // chooses; groups given in code come before those of the config.
@@ -135,8 +135,8 @@ bool needs_whole_tensors(const StateOf& state, at::IntArrayRef sizes, const std:
   return (needs_whole && !state.joins_parts) || has_other_sizes || kind.ends_with("8bit");
 }
 
-/// Makes the slot of a parameter, with the state of the elements that it owns: now, so that a
-/// checkpoint can be loaded before the first step.
+/// Makes the slot of a parameter, with the state of the elements `own`. State is allocated here, so
+/// that a checkpoint can be loaded before the first step.
 Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange own) {
   const at::Tensor& data = p.parameter.data();
   const StateOf state = method_->state(p);
@@ -155,11 +155,11 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
             .own = own};
   if (const auto& cut = p.parameter.leaf().cut;
       cut && needs_whole_tensors(state, data.sizes(), config_.kind)) {
-    fail(Exit::usage, "optim.kind = \"", config_.kind, "\" needs whole tensors, and ", p.path,
+    fail(Exit::usage, "optim.kind = \"", config_.kind, "\" needs complete tensors, but ", p.path,
          " is cut among ", cut->parts, " processes (dist.tensor); use adamw, or dist.tensor = 1");
   }
   if (own.size() > 0) update_flops_ += state.flops;
-  // State in a file has only a shape. It is made without ATen's dispatcher, which a dry run
+  // A meta tensor stands for state in a file. It is made without ATen's dispatcher, which a dry run
   // replaces.
   const auto shape = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
     return at::detail::empty_meta(sizes, data.options().dtype(dtype).device(at::kMeta));

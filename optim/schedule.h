@@ -43,8 +43,8 @@ struct ScheduleConfig {
 /// Returns the final learning rate of a schedule: min_lr, or a tenth of lr if min_lr is negative.
 double end_of_schedule(const ScheduleConfig& config, double lr);
 
-/// Returns the learning rate of a step, 0 <= step < steps. Below, min_lr is end_of_schedule(), and
-/// x is that of linear.
+/// Returns the learning rate of a step, 0 <= step < steps. In the formulas, min_lr is
+/// end_of_schedule(), and x is defined at `linear`.
 ///   warm-up          lr (step + 1) / (warmup + 1)
 ///   constant         lr
 ///   linear           lr + (min_lr - lr) x,  x = (step - warmup) / (steps - warmup)

@@ -15,7 +15,7 @@ bool SpikeGuard::is_spike(double loss) {
       ++s.skipped_in_row;
       return true;
     }
-    // After that many spikes in a row, accept the new level of the loss.
+    // After most_in_row spikes in a row, accept the new level of the loss.
     s.seen = 0;
     s.mean = 0;
     s.variance = 0;

@@ -1,4 +1,5 @@
-// Skips the update of a step whose loss stands out from those before it (train.spike_sigma).
+// Detects steps whose loss is far above the recent losses, so that their updates are skipped
+// (train.spike_sigma).
 //
 // The running mean and variance are part of the run's state. On a GPU the decision waits for the
 // loss of each step.
@@ -17,8 +18,9 @@ struct SpikeState {
 };
 
 /// Compares each step's loss with an exponentially weighted mean and variance (decay 0.98; Finch
-/// 2009, "Incremental calculation of weighted mean and variance"). None of the first 50 losses is a
-/// spike. After 10 spikes in a row the new level is accepted: mean and variance are reset.
+/// 2009, "Incremental calculation of weighted mean and variance"). None of the first 50 losses, or
+/// of the first 50 after a reset, is a spike. After 10 spikes in a row, another one is accepted as
+/// the new level of the loss: mean and variance are reset.
 class SpikeGuard {
  public:
   explicit SpikeGuard(double sigma) : sigma_(sigma) {}

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Mutation tests: check that the tests notice faults that are put into the sources on purpose.
+"""Mutation tests: check that the tests notice faults (mutants) that are deliberately put into the
+sources.
 
 The file mutants.toml of a folder of tests lists the mutants that these tests must notice. Each mutant replaces the text
 `find`, which must occur once in `file` (white space between its tokens does not count), in a copy of the sources
-(build-mutants/src; the working tree is never written to). The copy is built and tested with the mutant's tags (X of
-X_test.cc, the likeliest first) until one fails. A mutant that no tag notices shows a gap in the tests. The tests of the
-unmutated sources run first as a control.
+(build-mutants/src; the working tree is never written to). The copy is built and tested with the
+mutant's tags (X of X_test.cc, the likeliest first) until the tests of one tag fail. A mutant that
+the tests of no tag notice shows a gap in the tests. The tests of the unmutated sources run first as
+a control.
 
-After a name in the sources is changed, `tests/mutants.py --rename OLD NEW` changes it in all mutants.
+After a name in the sources has been changed, `tests/mutants.py --rename OLD NEW` changes it in all
+mutants.
 """
 import argparse
 import re
@@ -80,7 +83,7 @@ class Runner:
                               text=True, errors="replace")
 
     def attempt(self, tags):
-        """Builds, and runs the tags' tests until one fails.
+        """Builds the tests, and runs those of each tag until one fails.
 
         Returns a kind (passed, broken, failed) and a message.
         """
@@ -134,7 +137,8 @@ def lists():
 
 
 def rename(old, new):
-    """Changes a name, or a path, wherever mutants have it as a whole word, but not in their own names."""
+    """Replaces a name or a path in all mutants where it is a complete word, except in the mutants'
+    own names."""
     word = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
     changed = 0
     for path in lists():

@@ -5,9 +5,10 @@ one process and on four.
     tools/kill_and_resume.py --record build/lathe   train, kill, resume, and write kill_and_resume.json
     tools/kill_and_resume.py                        draw kill_and_resume.svg from that record
 
-Both files are in docs/assets/. Recording trains three short runs in a temporary folder with one bash, so each line of the
-picture is a command that ran or a line that it printed. Drawing reads the record alone and always writes the same bytes.
-`./dev train configs/quickstart.toml` must have prepared data/quickstart before a recording.
+Both files are in docs/assets/. Recording trains three short runs in a temporary folder, in one
+bash. Each line of the picture is a command that ran there or a line that it printed. Drawing reads
+only the record and always writes the same bytes. `./dev train configs/quickstart.toml` must have
+prepared data/quickstart before a recording.
 """
 
 import argparse
@@ -74,7 +75,8 @@ def step_of(line):
 
 
 def record(lathe):
-    # The global batch of the quickstart, as one micro-batch for each of four processes.
+    # Use the global batch of the quickstart, divided into four micro-batches: one for each of four
+    # processes.
     keys = f"quickstart.toml --train.steps={STEPS} --checkpoint.interval=100 --train.batch_size=4 --train.grad_accum=4"
     train = f"lathe train {keys}"
     with tempfile.TemporaryDirectory() as name:

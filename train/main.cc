@@ -1,4 +1,4 @@
-// LibTorch's destructors take 0.07 s at exit, so the process ends without them.
+// The entry point of the command line.
 #include <cstdio>
 #include <cstdlib>
 
@@ -6,7 +6,7 @@
 
 int main(int argc, char** argv) {
   const int code = lathe::run_cli(argc, argv);
-  // Without the destructors of LibTorch's tables: they would take longer than most commands.
+  // Skip the destructors of LibTorch's tables, which take 0.07 s, longer than most commands.
   std::fflush(nullptr);
   std::_Exit(code);
 }

@@ -83,7 +83,7 @@ struct Attention {
   }
   /// Swaps the dims of positions and heads: [B, T, H, D] <-> [B, H, T, D].
   static at::Tensor exchanged(const at::Tensor& t) { return t.transpose(1, 2); }
-  /// Writes the gradients of q, k and v [B, T, H, D] into that of the packed tensor.
+  /// Writes the gradients of q, k and v [B, T, H, D] into the gradient of the packed tensor.
   void join(const at::Tensor& d_packed, const std::array<at::Tensor, 3>& gradients) const {
     std::array<const void*, 3> rows{};  // [B T, C]
     const int64_t bytes = d_packed.size(2) / 3 * static_cast<int64_t>(d_packed.element_size());

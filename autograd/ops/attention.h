@@ -41,14 +41,14 @@ struct ScoreOptions {
 };
 
 /// Computes causal attention on projections whose heads are side by side: query [B, T, H D], key
-/// and value [B, S, K D] -> [B, T, H D]. Keys and values may have fewer heads (kv_heads). Each of
-/// them serves heads / kv_heads consecutive heads of queries (Ainslie et al. 2023). Query t is at
-/// position S - T + t and sees the keys up to that position. Kernels with memory linear in T
-/// compute it where they apply: Lathe's on CPUs, and ATen's (attention_gpu.h) on GPUs if there is
-/// no softcap. Neither takes float64. On GPUs, the kernel for float32 copies keys and values for
-/// each head of queries; those for bfloat16 and float16 do not. Where no kernel applies, keys and
-/// values are repeated for attention() in ops.h or, if S > T or `scores` has a scale or softcap,
-/// the result is composed of ops.
+/// and value [B, S, K D] -> [B, T, H D]. Keys and values have kv_heads heads, each of which serves
+/// heads / kv_heads consecutive heads of queries (Ainslie et al. 2023). Query t is at position S -
+/// T + t and sees the keys up to that position. Where they apply, kernels with memory linear in T
+/// are used: Lathe's on CPUs, and ATen's (attention_gpu.h) on GPUs if there is no softcap. None of
+/// them supports float64. On GPUs, the kernel for float32 copies keys and values for each head of
+/// queries; those for bfloat16 and float16 do not. Where no kernel applies, keys and values are
+/// repeated for attention() in ops.h or, if S > T or `scores` has a scale or softcap, the result is
+/// composed of ops.
 ///
 /// `starts` is int64 [B, T], as for attention() in ops.h: query t sees no key before starts[t],
 /// which is at most S - T + t. If `rope_table` is defined, S must equal T, and queries and keys are

@@ -22,7 +22,7 @@
 namespace lathe {
 namespace {
 
-/// ATen's optional tensor: absent instead of undefined.
+/// Converts an undefined tensor to nullopt, as ATen's optional arguments need.
 std::optional<at::Tensor> optional(const at::Tensor& t) {
   return t.defined() ? std::optional(t) : std::nullopt;
 }
@@ -52,7 +52,8 @@ struct Call {
 Call call_of(const at::Tensor& q, const at::Tensor& k, const GpuAttention& o) {
   Call call{.begins = optional(o.documents.begins), .queries = q.size(1), .keys = k.size(1)};
   if (call.begins) {
-    LATHE_CHECK(q.size(1) == k.size(1), "attention: documents need as many keys as queries");
+    LATHE_CHECK(q.size(1) == k.size(1),
+                "attention: with starts of documents, there must be as many keys as queries");
     call.queries = call.keys = o.documents.longest;
   }
   if (o.window > 0 && o.window < k.size(1)) call.window_left = o.window - 1;
@@ -113,7 +114,7 @@ std::vector<Gradients> flash_backward(const at::Tensor& dy, const at::Tensor& q,
     return {{d[0].view(q.sizes()), d[1].view(k.sizes()), d[2].view(v.sizes())}};
   }
 
-  // Full rounds first, where that is faster; samples do not depend on each other.
+  // Process full rounds first, where that is faster. Samples do not depend on each other.
   std::vector<Gradients> parts;
   const int64_t batch = q.size(0),
                 first = full_rounds(batch, q.size(2), cuda_api().multiprocessors());
@@ -133,7 +134,7 @@ int64_t mask_of(const at::Tensor& q, const at::Tensor& k) {
   return q.size(1) == k.size(1) ? causal_from_top_left : causal_from_bottom_right;
 }
 
-/// Returns the number of keys that a query of the memory-efficient kernel sees.
+/// Returns the number of keys that a query of the memory-efficient kernel sees; nullopt: no limit.
 std::optional<int64_t> keys_seen(const Call& call) {
   return call.window_left ? std::optional(*call.window_left + 1) : std::nullopt;
 }
@@ -148,7 +149,8 @@ at::Tensor grouped(const at::Tensor& d, int64_t kv_heads) {
   return d.view({d.size(0), d.size(1), kv_heads, d.size(2) / kv_heads, d.size(3)}).sum(3);
 }
 
-/// Returns [B, T, H, D] as the one row of all documents: [1, B T, H, D].
+/// Joins all documents of [B, T, H, D] into one row, [1, B T, H, D]. Returns t unchanged if the
+/// call has no documents.
 at::Tensor one_row(const at::Tensor& t, const Call& call) {
   return call.begins ? joined_rows(t).unsqueeze(0) : t;
 }
@@ -188,7 +190,7 @@ std::vector<Gradients> efficient_backward_for_all_places(const at::Tensor& dy, c
     all.narrow(dim, keys - queries, queries).copy_(t.narrow(dim, 0, queries));
     return all;
   };
-  // The kernel's logarithms [B, H, T] are padded to multiples of 32.
+  // The kernel pads the log-sum-exps [B, H, T] to a multiple of 32.
   const GpuAttended all{.out = at_the_end(a.out, 1, keys),
                         .lse = at_the_end(a.lse, 2, round_up(keys, 32)),
                         .seed = a.seed,

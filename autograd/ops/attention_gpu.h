@@ -19,7 +19,7 @@ namespace lathe {
 
 /// The documents of a batch as the kernels read them.
 struct DocumentBounds {
-  at::Tensor begins;    ///< int32: the index, in 0 ... B T - 1, of each one's first token; then B T
+  at::Tensor begins;    ///< int32: index of each document's first token among all B T, then B T
   int64_t longest = 0;  ///< positions of the longest document
 };
 /// Returns the documents that `starts` [B, T] on a GPU describes; see attention() in ops.h. In each

@@ -14,7 +14,7 @@ namespace {
 
 /// Returns x [B, C, ...] as a contiguous tensor. On a CPU, an x with one value per channel and
 /// sample becomes [1, C, B]: ATen divides the sums of [B, C] into as many parts as there are
-/// threads, so that their bits would depend on that number.
+/// threads, so their bits would depend on the number of threads.
 at::Tensor by_channel(const at::Tensor& x) {
   if (!x.is_cpu() || x.numel() != x.size(0) * x.size(1)) return x.contiguous();
   return x.reshape({x.size(0), x.size(1)}).t().contiguous().unsqueeze(0);
@@ -76,7 +76,7 @@ struct BatchNormOp {
   }
   // h = (x - mean) / sqrt(var + eps), g = dy * weight:  dweight = sum(dy * h), dbias = sum(dy),
   // dx = (g - avg(g) - h * avg(g * h)) / sqrt(var + eps). With given statistics,
-  // dx = g / sqrt(var + eps). Sums and averages are over all dims but 1.
+  // dx = g / sqrt(var + eps). Sums and averages are over all dims except dim 1.
   Grads<3> backward(const GradList<at::Tensor>& dy, Needs<3> needs) const {
     const at::Tensor& in = x.data();
     if (in.numel() == 0) {

@@ -11,17 +11,19 @@
 
 namespace lathe {
 
-/// Returns the FLOPs of attention with `keys` scores for each query. Masked scores count too, as is
-/// the convention in publications, although the causal kernels skip masked blocks.
+/// Returns the FLOPs of attention with the result y [B, T, C] and `keys` scores for each query.
+/// Masked scores count too, as is the convention in publications, although the causal kernels skip
+/// masked blocks.
 OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads);
 
 /// Returns the attention mask of the last T = `time` of S = `keys` positions: bool [T, S], or
 /// [B, 1, T, S] with `starts`. True marks a key that a query must not attend to.
 at::Tensor attention_mask(int64_t time, int64_t keys, const at::Tensor& starts, at::Device device);
 
-/// Returns `starts`, made contiguous on the CPU. Throws unless it is int64 [B, T]. On the CPU, also
-/// throws unless each row is nondecreasing and starts[b, t] is between 0 and `first` + t, the
-/// position of token t. A dry run skips the checks of values.
+/// Returns `starts`, made contiguous on the CPU. An undefined tensor is returned unchanged. Throws
+/// unless `starts` is int64 [B, T]. On the CPU, also throws unless each row is nondecreasing and
+/// starts[b, t] is between 0 and `first` + t, the position of token t. A dry run skips the checks
+/// of values.
 at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time, int64_t first = 0);
 
 /// Returns the dtype in which autocast passes x to an op of Amp::low.

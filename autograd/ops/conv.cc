@@ -1,7 +1,8 @@
 // Convolutions of images by ATen's kernels: oneDNN's on CPUs, cuDNN's on CUDA. ATen chooses the
-// kernel by shapes, dtype and the number of threads, so bits depend on that number. With a fixed
-// number of threads, repeated passes in one process give the same bits: tested on an AVX-512 CPU in
-// float32 and bfloat16, with one and with two threads (tests/nn/conv_and_recurrent_test.cc).
+// kernel by shapes, dtype and the number of threads, so the bits depend on the number of threads.
+// With a fixed number of threads, repeated passes in one process give the same bits: tested on an
+// AVX-512 CPU in float32 and bfloat16, with one and with two threads
+// (tests/nn/conv_and_recurrent_test.cc).
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
@@ -15,9 +16,9 @@
 namespace lathe {
 namespace {
 
-/// Returns a factor in the dtype that is multiplied. CPUs use float32 for bfloat16 if
-/// multiplied_as() returns float32, as for other matrix products, and always for float16: ATen has
-/// no fast backward for it on any CPU (140 times slower with AVX512_FP16).
+/// Returns a factor of a convolution in the dtype in which it is multiplied. CPUs use float32 for
+/// bfloat16 if multiplied_as() returns float32, as for other matrix products, and always for
+/// float16: ATen has no fast backward for it on any CPU (140 times slower with AVX512_FP16).
 at::Tensor factor(const at::Tensor& t) {
   const bool wide = t.scalar_type() == at::kHalf || (t.scalar_type() == at::kBFloat16 &&
                                                      multiplied_as(Element::bf16) != Element::bf16);
@@ -35,15 +36,15 @@ ImageSizes result_sizes(at::IntArrayRef x, at::IntArrayRef weight, const Conv2dO
   check_options(o);
   LATHE_CHECK(x.size() == 4 && weight.size() == 4,
               "x must be [B, C, H, W] and weight [O, C / groups, kh, kw]");
-  LATHE_CHECK(x[1] == weight[1] * o.groups, "x has ", x[1], " channels, the weight is for ",
+  LATHE_CHECK(x[1] == weight[1] * o.groups, "x has ", x[1], " channels, but the weight is for ",
               weight[1] * o.groups);
-  LATHE_CHECK(weight[0] % o.groups == 0, weight[0], " channels out do not divide into ", o.groups,
-              " groups");
+  LATHE_CHECK(weight[0] % o.groups == 0, weight[0], " output channels can't be divided into ",
+              o.groups, " groups");
   const auto out = [](int64_t size, int64_t kernel, int64_t stride, int64_t padding,
                       int64_t dilation) {
     const int64_t reach = dilation * (kernel - 1) + 1, room = size + 2 * padding;
     LATHE_CHECK(kernel >= 1 && reach <= room, "a kernel of reach ", reach,
-                " is larger than the padded image of ", room);
+                " (with its dilation) is larger than the padded image of ", room);
     return (room - reach) / stride + 1;
   };
   return {x[0], weight[0], out(x[2], weight[2], o.stride.h, o.padding.h, o.dilation.h),
@@ -114,7 +115,7 @@ struct Conv2d {
     if (needs[1]) x = x_;
     return convolve(x_, weight = weight_, bias, options).to(x_.scalar_type());
   }
-  // dx, dweight: the adjoints; dbias = sum of dy over all dims but 1
+  // dx, dweight: the adjoints; dbias = sum of dy over all dims except dim 1
   template <class T>
   Grads<3, T> backward(const T& dy_, Needs<3> needs) const {
     const T dy = cast(dy_, weight.data().scalar_type());
@@ -132,7 +133,8 @@ struct Conv2d {
   static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
 };
 
-// This map is linear in dy and in the weight, so its gradients are the other two passes.
+// The input gradient is linear in dy and in the weight, so its own gradients are the other two
+// passes: conv2d and conv2d_weight_grad.
 struct Conv2dInputGrad {
   static constexpr OpInfo info{.name = "conv2d_input_grad", .amp = Amp::low};
   ImageSizes sizes;

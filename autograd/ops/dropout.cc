@@ -30,7 +30,7 @@ struct Dropout {
   static constexpr OpInfo info{.name = "dropout", .elementwise = true};
   DropoutMask mask;
   PositionPart part{};   // the part of dim 1 that this process has (context parallelism)
-  SequencePart share{};  // the range of that part (sequence parallelism)
+  SequencePart share{};  // the share of that part (sequence parallelism)
 
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor in = x.contiguous();
@@ -74,11 +74,13 @@ Variable dropout(const Variable& x, double p, uint64_t stream) {
 
   const auto& random = mode().random;
   LATHE_CHECK(random,
-              "dropout: no random numbers; make a TrainingStep or Training first (core/mode.h)");
+              "dropout: random numbers need a TrainingStep or Training guard (core/mode.h); create "
+              "one first");
   LATHE_CHECK(x.dim() >= 1 && x.size(0) > 0, "dropout(", describe(x.data()),
               "): needs dim 0, the batch, with at least one element");
 
-  // Count the elements of whole samples, so that the mask is the same on any number of ranks.
+  // Count the elements of complete samples, including those on other ranks, so that the mask is the
+  // same on any number of ranks.
   const PositionPart part =
       mode().position_part != nullptr ? *mode().position_part : PositionPart();
   const SequencePart share =

@@ -216,8 +216,8 @@ struct Relu {
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::relu}; }
   at::Tensor forward(const at::Tensor& x) { return y = x.relu(); }
-  // dx = dy, 0 where y <= 0. It is masked and not multiplied by 0, which would turn an infinite dy
-  // into NaN.
+  // dx = dy, 0 where y <= 0. Mask dy instead of multiplying it by 0, which would turn an infinite
+  // dy into NaN.
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) return {at::threshold_backward(dy, y.data(), 0)};

@@ -83,7 +83,7 @@ struct EmbeddingOp {
 
 Variable embedding(const at::Tensor& ids, const Variable& weight) {
   require_defined("embedding", {&weight});
-  // Constructed with the ids, so that recompute() notices if they are changed in place.
+  // Construct the op with the ids, so that recompute() notices if they are changed in place.
   EmbeddingOp op{.ids = ids};
   // Under autocast, return float32 even for a low-precision weight: the result begins the residual
   // stream, which is float32.

@@ -57,7 +57,7 @@ struct GroupNorm {
   }
 
   // Within a group, let g = dy * weight and h = (x - mean) * rstd. Then dx = rstd * (g - avg(g) - h
-  // * avg(g * h)). Over all dims but 1, dweight = sum(dy * h) and dbias = sum(dy).
+  // * avg(g * h)). Over all dims except dim 1, dweight = sum(dy * h) and dbias = sum(dy).
   Grads<3> backward(const at::Tensor& dy, Needs<3> needs) const {
     const at::Tensor &in = x.data(), &w = weight.data();
     if (in.numel() == 0) {
@@ -67,8 +67,8 @@ struct GroupNorm {
       return {dy, none(needs[1]), none(needs[2])};
     }
     const at::Tensor up = at_least_float32(dy).contiguous();
-    // ATen's kernel takes the options of the bias gradient from the weight, so compute it here if
-    // there is no weight.
+    // ATen's kernel takes the dtype and device of the bias gradient from the weight. Without a
+    // weight, compute the bias gradient here.
     const bool is_bias_alone = needs[2] && !w.defined();
     auto [dx, dw, db] = at::native_group_norm_backward(
         up, at_least_float32(in).contiguous(), mean_BG.data(), rstd_BG.data(),

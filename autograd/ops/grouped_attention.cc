@@ -1,5 +1,5 @@
-// Causal attention on separate projections [B, T, H D]: by Lathe's kernel on CPUs and by those of
-// attention_gpu.h on GPUs, composed of other ops elsewhere.
+// Causal attention on separate projections [B, T, H D]: by Lathe's kernel on CPUs, by the kernels
+// of attention_gpu.h on GPUs, and composed of other ops where no kernel applies.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -47,7 +47,7 @@ Variable repeated(const Variable& x, int64_t heads, int64_t kv_heads) {
 Variable joined(const Variable& y) {
   return reshape(transpose(y, 1, 2), {y.size(0), y.size(2), y.size(1) * y.size(3)});
 }
-/// Computes the same as the grouped kernel, composed of other ops.
+/// Computes the same result as GroupedAttention, composed of other ops.
 Variable composed_attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads,
                             int64_t kv_heads, const at::Tensor& starts,
                             const ScoreOptions& scores) {
@@ -147,9 +147,9 @@ struct GroupedAttention {
   }
   OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
                 const at::Tensor& y) const {
-    // Count twice the mean number of keys that a query sees, which is about S - T / 2. The parts of
-    // a sequence then add up to the count of the complete sequence, in which each query counts all
-    // keys. With a window, the count of the first parts is too small.
+    // Count twice the mean number of keys that a query sees, which is about S - T / 2. The counts
+    // of the parts of a sequence then add up to the count of the complete sequence, in which all
+    // keys count for each query. With a window, the counts of the first parts are too small.
     const int64_t keys = 2 * key.size(1) - query.size(1);
     OpFlops all =
         attention_flops(y, scores.window > 0 ? std::min(keys, scores.window) : keys, heads);

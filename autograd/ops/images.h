@@ -22,7 +22,7 @@ Variable conv1d(const Variable& x, const Variable& weight, const Variable& bias 
 struct ConvTranspose2dOptions {
   Pair stride = 1, padding = 0;
   Pair output_padding = 0;  ///< extra positions at the bottom and right: selects one of the image
-                            ///< sizes that conv2d maps to that of x
+                            ///< sizes that conv2d maps to the size of x
   int64_t groups = 1;
   Pair dilation = 1;
 };
@@ -66,8 +66,9 @@ Variable interpolate_by(const Variable& x, double scale_h, double scale_w,
 
 // Norms (ops/group_norm.cc). They compute in float32 or wider; the result's dtype is chosen as for
 // layer_norm.
-/// Normalizes each of `groups` groups of channels of each sample of x [B, C, ...]. Weight and bias
-/// are [C]; either may be undefined. Throws if a group has only one value. Wu and He 2018.
+/// Divides the channels of x [B, C, ...] into `groups` groups, and normalizes each group in each
+/// sample. Weight and bias are [C]; either may be undefined. Throws if a group has only one value.
+/// Wu and He 2018.
 Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = {},
                     const Variable& bias = {}, double eps = 1e-5,
                     std::optional<at::ScalarType> out = std::nullopt);

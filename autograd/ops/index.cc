@@ -22,7 +22,7 @@ Tensors tensors_of(const SavedTensors& saved) {
   return tensors;
 }
 SavedTensors saved_of(const Tensors& tensors) { return {tensors.begin(), tensors.end()}; }
-/// For backward formulas: the same names for tensors.
+/// The ops below for tensors, so that backward formulas can use the same names.
 at::Tensor index(const at::Tensor& x, const Tensors& indices) {
   return at::index(x, list_of(indices));
 }

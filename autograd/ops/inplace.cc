@@ -34,8 +34,8 @@ struct LeakyReluInPlace {
   double slope;
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) {
-    LATHE_CHECK(slope >= 0, "a slope of ", slope,
-                " below 0 can't be undone from the result; use leaky_relu");
+    LATHE_CHECK(slope >= 0, "the gradient can't be computed from the result with a slope of ",
+                slope, "; use leaky_relu");
     at::Tensor t = x;
     return y = at::leaky_relu_(t, slope);
   }

@@ -1,5 +1,5 @@
 // Resizing of images, by ATen's kernels. Both modes are linear in x, so the gradient is the adjoint
-// map, and the gradient of that is the mode itself.
+// map, and the gradient of the adjoint map is the resizing itself.
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <ATen/ops/upsample_bilinear2d_backward.h>
 #include <ATen/ops/upsample_nearest2d.h>
@@ -29,7 +29,7 @@ struct Resampling {
                : at::upsample_bilinear2d(x, both(out), align_corners, h, w);
   }
   Variable operator()(const Variable& x) const;
-  /// Returns the gradient for an x of `from`.
+  /// Returns the gradient of an x whose shape is `from`.
   at::Tensor adjoint(const at::Tensor& dy, const ImageSizes& from) const {
     if (dy.is_cuda() && mode == Interpolation::bilinear) {
       return adjoint_by_products(dy, from, [this](const at::Tensor& x, Pair out) {

@@ -32,14 +32,14 @@ inline bool gpu_kernel_ready(const at::Tensor& t) {
          (d == at::kFloat || d == at::kBFloat16 || d == at::kHalf);
 }
 
-/// Returns t contiguous and, on a GPU, aligned to 16 bytes, which its kernels need: a view may
-/// begin anywhere.
+/// Returns t as the kernels need it: contiguous and, on a GPU, aligned to 16 bytes. Copies t if
+/// necessary, since a view may begin at any address.
 inline at::Tensor for_kernels(const at::Tensor& t) {
   const at::Tensor c = t.contiguous();
   return c.is_cuda() && !is_aligned(c.const_data_ptr(), 16) ? c.clone() : c;
 }
 
-/// Returns a contiguous tensor as a matrix whose rows are its last dim.
+/// Returns a contiguous tensor as a matrix whose rows lie along the tensor's last dim.
 inline Matrix matrix_of(const at::Tensor& t) {
   return {t.const_data_ptr(), t.size(-1), element_of(t.scalar_type())};
 }
@@ -67,12 +67,12 @@ inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const
   if (mode().compute != at::kFloat) return mode().compute;
   return weight.dtype() == x.dtype() ? std::optional(x.dtype()) : std::nullopt;
 }
-/// Return whether a fused op can take x and the weight with the kernels for CPUs, or with those for
-/// GPUs.
+/// Returns whether a fused op can take x and the weight with the CPU kernels.
 inline bool kernel_linear(const Variable& x, const Variable& weight) {
   const auto dtype = fused_linear_dtype(x, weight);
   return dtype && x.data().is_cpu() && kernel_dtype(*dtype);
 }
+/// Returns whether a fused op can take x and the weight with the GPU kernels.
 inline bool gpu_linear(const Variable& x, const Variable& weight) {
   return fused_linear_dtype(x, weight).has_value() && x.data().is_cuda() && kernels_wanted();
 }

@@ -18,7 +18,7 @@
 namespace lathe {
 namespace {
 
-// A linear layer and its GELU (tanh form), only where there are kernels for it.
+// A linear layer and its GELU (tanh form). Used only where there are kernels for it.
 struct LinearGelu {
   static constexpr OpInfo info{.name = "linear_gelu", .amp = Amp::low, .optional = inputs_at({2})};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote};
@@ -40,7 +40,8 @@ struct LinearGelu {
     before = u;
     return y;
   }
-  // In a low precision `before` is rounded, but forward computed y from the unrounded values.
+  // In a low precision `before` is rounded, but forward computed y from the unrounded values, so
+  // result() would give other bits.
   bool has_result() const {
     return before.defined() && before.data().is_cpu() && before.data().scalar_type() == at::kFloat;
   }
@@ -89,7 +90,7 @@ struct LinearGelu {
   static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
 };
 
-// The two linear layers of a SwiGLU and their product, only where there are kernels for it.
+// The two linear layers of a SwiGLU and their product. Used only where there are kernels for it.
 struct LinearSwiglu {
   static constexpr OpInfo info{.name = "linear_swiglu", .amp = Amp::low};
   at::ScalarType gate_grad = at::kFloat, up_grad = at::kFloat;
@@ -181,7 +182,7 @@ struct LinearSwiglu {
   }
 };
 
-// The projections to queries, keys and values, only where there are kernels for it.
+// The projections to queries, keys and values. Used only where there are kernels for it.
 struct LinearQkv {
   static constexpr OpInfo info{
       .name = "linear_qkv", .amp = Amp::low, .optional = inputs_at({4, 5, 6})};

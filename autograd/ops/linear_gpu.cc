@@ -34,8 +34,8 @@ LinearProduct product_of(const at::Tensor& x, const at::Tensor& weight, at::Tens
           .y = y.mutable_data_ptr()};
 }
 
-/// Returns the bias in a dtype, contiguous and aligned as LinearProduct requires. Returns an
-/// undefined tensor if it is undefined.
+/// Returns the bias in the given dtype, contiguous and aligned as LinearProduct requires. An
+/// undefined bias stays undefined.
 at::Tensor bias_of_product(const at::Tensor& bias, at::ScalarType dtype) {
   if (!bias.defined()) return bias;
   const at::Tensor b = bias.to(dtype).contiguous();

@@ -18,9 +18,9 @@ at::Tensor gpu_linear_gelu(const at::Tensor& x, const at::Tensor& weight, const 
 /// Returns du = dy gelu'(u) [..., O], and the sums of its columns in `sums` if it is not null.
 at::Tensor gpu_gelu_backward(const at::Tensor& u, const at::Tensor& dy, at::Tensor* sums);
 
-/// Returns silu(a) b.
+/// Returns silu(a) b, for a and b of one shape and dtype.
 at::Tensor gpu_swiglu(const at::Tensor& a, const at::Tensor& b);
-/// Returns the gradients of a and b.
+/// Returns the gradients of a and b in gpu_swiglu(), given the gradient dy of its result.
 std::pair<at::Tensor, at::Tensor> gpu_swiglu_backward(const at::Tensor& a, const at::Tensor& b,
                                                       const at::Tensor& dy);
 

@@ -32,7 +32,7 @@ at::Tensor aten_linear(const at::Tensor& x, const at::Tensor& weight, const at::
   const at::Tensor y =
       (bias.defined() ? at::addmm(bias.to(dtype), rows, w) : rows.matmul(w)).to(x.scalar_type());
   const auto sizes = with_last(x.sizes(), weight.size(0));
-  // Only if needed: a view also keeps its base alive.
+  // Make a view only if needed, because it also keeps its base alive.
   return y.sizes() == at::IntArrayRef(sizes) ? y : y.view(sizes);
 }
 
@@ -84,7 +84,7 @@ at::Tensor linear_backward(const at::Tensor& x_, std::span<LinearGradients> laye
 
   c10::SmallVector<Product, 3> to_x;
   c10::SmallVector<LeftFactor, 3> to_weights;
-  // These keep contiguous copies of weights alive until the products have run.
+  // Contiguous copies of weights, kept alive until the matmuls have run.
   c10::SmallVector<at::Tensor, 3> read;
 
   for (LinearGradients& layer : layers) {
@@ -98,7 +98,8 @@ at::Tensor linear_backward(const at::Tensor& x_, std::span<LinearGradients> laye
       to_x.push_back({.a = matrix_of(layer.dy), .b = matrix_of(read.back()), .k = out});
     }
 
-    // The product for the weight's gradient also sums dy for the bias. Without it, sum here.
+    // The matmul for the weight's gradient also sums dy for the bias. Without that matmul, sum
+    // here.
     if (!layer.need_weight) {
       if (layer.need_bias)
         layer.db = layer.dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);
@@ -107,8 +108,8 @@ at::Tensor linear_backward(const at::Tensor& x_, std::span<LinearGradients> laye
 
     if (layer.need_bias) layer.db = at::empty({out}, options.dtype(at::kFloat));
 
-    // Add to the weight's gradient in the product itself, where this pass owns one in the right
-    // dtype.
+    // If the weight already has a gradient that may be written to and has the right dtype, the
+    // matmul adds to it.
     layer.dw = slots.take(layer.slot, layer.weight_grad);
     const bool add = layer.dw.defined();
     if (!add) layer.dw = at::empty({out, in}, options.dtype(layer.weight_grad));

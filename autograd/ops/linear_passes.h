@@ -15,7 +15,7 @@
 
 namespace lathe {
 
-/// Returns `sizes` with `last` as the last one.
+/// Returns `sizes` with the last size replaced by `last`.
 inline std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   auto out = sizes.vec();
   out.back() = last;
@@ -32,11 +32,12 @@ int64_t rows_of(const T& x) {
 /// Throws unless x [..., I], weight [O, I] and bias [O], which may be undefined, fit each other.
 void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// Returns x W^T + bias by ATen's product, on any device and in any dtype, in x's dtype.
+/// Returns x W^T + bias in x's dtype, computed by ATen on any device and for any dtype.
 at::Tensor aten_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// Returns activation(x W^T + bias) + residual. Stores the activation's argument in `before` if it
-/// is given.
+/// Returns activation(x W^T + bias) + residual in the residual's dtype or, without a residual, in
+/// x's. If `before` is not null, stores the activation's argument there. All tensors must be on the
+/// CPU; x, weight and residual must have dtypes that kernel_dtype() accepts.
 at::Tensor linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        const at::Tensor& residual, Activation activation, at::Tensor* before);
 
@@ -51,7 +52,7 @@ struct LinearGradients {
 };
 
 /// Returns dx = the sum of dy W over the layers, if `need_x`. Also computes for each layer
-/// dW = dy^T x, which is added to the gradient that the weight has already, and db = the sum of dy
+/// dW = dy^T x, added to the gradient that GradSlots::take() hands over, and db = the sum of dy
 /// over the rows. Matrix products that share a factor read it once. x may be undefined if no weight
 /// needs a gradient. On a GPU, ATen computes dW in the weight's dtype, and the engine adds it.
 at::Tensor linear_backward(const at::Tensor& x, std::span<LinearGradients> layers, bool need_x,

@@ -52,7 +52,7 @@ struct CrossEntropy {
   double divisor;
   int64_t ignore_index;
   Saved log_p = Saved::input(0), index_N1{}, ignored_N1{},
-        scale{};  // index: the class of each row, 0 if ignored
+        scale{};  // index_N1: the class of each row, 0 if ignored
 
   // loss = -sum over counted rows of log softmax(logits)[target] / divisor
   at::Tensor forward(const at::Tensor& logits_NV) {
@@ -87,7 +87,7 @@ struct CrossEntropy {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 2); }
 };
 
-// The last layer and its loss. Rows are processed in pieces.
+// The last linear layer of a model and its cross-entropy loss. Rows are processed in pieces.
 struct LinearCrossEntropy {
   static constexpr OpInfo info{.name = "linear_cross_entropy", .amp = Amp::low, .exact = true};
   Saved targets_given;
@@ -186,8 +186,8 @@ struct LinearCrossEntropy {
     const int64_t n = x.size(0), v = w.size(0), stride = round_up(v, 32);
     scale = scale_of(targets.ne(ignore_index), divisor, at::kFloat);
 
-    // The kernel takes its weight as a number, so it computes the gradients of the undivided sum
-    // (a weight of 1).
+    // The kernel takes the factor of the loss as a number on the host, so pass 1: it then computes
+    // the gradients of the undivided sum.
     const int64_t most = std::max<int64_t>(gpu_piece_bytes / (stride * x.element_size()), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
 

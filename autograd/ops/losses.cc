@@ -99,7 +99,8 @@ struct Chosen {
     divisor =
         Variable(weight.defined() ? all + all.eq(0).logical_and_(ignored.all()) : all.clamp_min(1));
   }
-  /// Applies the reduction to the losses of the targets, which still have the classes' dim.
+  /// Applies the weights and the reduction to the losses of the targets, which still have the dim
+  /// of the classes, with size 1.
   Variable reduce(const Variable& losses, Reduction reduction, int64_t dim) const {
     const Variable counted = masked_fill(weight.defined() ? losses * weight : losses, ignored, 0);
     return finish(counted, reduction, dim);
@@ -139,8 +140,8 @@ Variable binary_cross_entropy_with_logits(const Variable& input, const Variable&
                                           const at::Tensor& pos_weight) {
   require_defined("binary_cross_entropy_with_logits", {&input, &target});
   const ExactTensors exact;
-  LATHE_CHECK(input.sizes() == target.sizes(), "binary_cross_entropy_with_logits: targets ",
-              describe(target.data()), " for ", describe(input.data()));
+  LATHE_CHECK(input.sizes() == target.sizes(), "binary_cross_entropy_with_logits: the targets are ",
+              describe(target.data()), " for an input of ", describe(input.data()));
   const Variable x = wide(input), t = wide(target), rest = 1.0 - t;
   Variable log_p = logsigmoid(x);  // and log(1 - p) = log_p - x
   if (pos_weight.defined()) log_p = log_p * (rest + t * constant_like(pos_weight, x));
@@ -168,7 +169,7 @@ Variable cross_entropy(const Variable& input, const at::Tensor& target,
   const Variable log_p = log_softmax(wide(input), dim);
   if (o.label_smoothing == 0) return nll_loss(log_p, target, o.weight, o.ignore_index, o.reduction);
   const Chosen chosen("cross_entropy", log_p, target, o.weight, o.ignore_index);
-  Variable all = log_p;  // label smoothing takes the share of all classes from it
+  Variable all = log_p;  // the terms of all classes, for label smoothing
   if (o.weight.defined()) {
     Dims sizes(static_cast<size_t>(log_p.dim()), 1);
     sizes[static_cast<size_t>(dim)] = log_p.size(dim);

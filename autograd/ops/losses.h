@@ -9,33 +9,34 @@
 
 namespace lathe {
 
-/// While alive, memory.saved does not round the tensors that ops save. A loss's gradient is a
-/// factor of all other gradients, and its tensors are small.
+/// While alive, memory.saved does not round the tensors that ops save. Losses use it, because a
+/// loss's gradient is a factor of all other gradients, and the tensors of losses are small.
 struct ExactTensors : ModeGuard {
   ExactTensors();
 };
 
-/// How the losses of all elements are combined: not at all, by their mean, or by their sum.
+/// How a loss combines the values of all elements: not at all, by their mean, or by their sum.
 enum class Reduction { none, mean, sum };
 
-/// Returns |a - b|.
+/// Returns |input - target|.
 Variable l1_loss(const Variable& input, const Variable& target,
                  Reduction reduction = Reduction::mean);
-/// Returns d^2 / (2 beta) where d = |a - b| is below beta, d - beta / 2 elsewhere. Girshick 2015.
+/// Returns d^2 / (2 beta) where d = |input - target| is below beta, and d - beta / 2 elsewhere.
+/// Girshick 2015.
 Variable smooth_l1_loss(const Variable& input, const Variable& target,
                         Reduction reduction = Reduction::mean, double beta = 1);
-/// Returns (a - b)^2.
+/// Returns (input - target)^2.
 Variable mse_loss(const Variable& input, const Variable& target, Reduction reduction);
-/// Returns -(t log sigmoid(x) p + (1 - t) log(1 - sigmoid(x))) weight, for logits x, targets t in
-/// [0, 1] and the weight p of positive examples of each class. weight and p broadcast and may be
-/// undefined.
+/// Returns -(t log sigmoid(x) pos_weight + (1 - t) log(1 - sigmoid(x))) weight, for logits x
+/// (`input`) and targets t in [0, 1]. `pos_weight` is the weight of the positive examples of each
+/// class. Both weights broadcast and may be undefined.
 Variable binary_cross_entropy_with_logits(const Variable& input, const Variable& target,
                                           const at::Tensor& weight = {},
                                           Reduction reduction = Reduction::mean,
                                           const at::Tensor& pos_weight = {});
 /// Returns -weight[t] log_p[t], for log_p [N, C, ...] or [C] and targets int64 [N, ...] or [].
-/// Targets of `ignore_index` do not count, and the mean is weighted by the weights of the others.
-/// If all targets are ignored the mean is 0, where PyTorch returns NaN.
+/// Targets equal to `ignore_index` do not count, and the mean is weighted by the weights of the
+/// other targets. If all targets are ignored the mean is 0, where PyTorch returns NaN.
 Variable nll_loss(const Variable& input, const at::Tensor& target, const at::Tensor& weight = {},
                   int64_t ignore_index = -100, Reduction reduction = Reduction::mean);
 struct CrossEntropyOptions {
@@ -49,13 +50,14 @@ struct CrossEntropyOptions {
 /// int64 [N, ...] or []. For large vocabularies see linear_cross_entropy.
 Variable cross_entropy(const Variable& input, const at::Tensor& target,
                        const CrossEntropyOptions& options);
-/// Does the same with targets that are probabilities of the logits' shape. `ignore_index` has no
-/// effect, and the mean is over N and the dims after C.
+/// Does the same with targets that are class probabilities, in the shape of the logits.
+/// `ignore_index` has no effect, and the mean is over N and the dims after C.
 Variable cross_entropy(const Variable& input, const Variable& target,
                        const CrossEntropyOptions& options = {});
-/// Returns t (log(t) - x), 0 where t is 0, of log-probabilities x and probabilities t, or
-/// log-probabilities t with log_target. The KL divergence is the sum of this over classes;
-/// `kl_div_batchmean` divides the sum over all elements by the first size of x.
+/// Returns t (log(t) - x) for log-probabilities x (`input`) and probabilities t (`target`); t
+/// log(t) is 0 where t is 0. With log_target, t has log-probabilities, and the result is e^t (t -
+/// x). The KL divergence is the sum of this over classes; `kl_div_batchmean` divides the sum over
+/// all elements by the first size of x.
 Variable kl_div(const Variable& input, const Variable& target,
                 Reduction reduction = Reduction::mean, bool log_target = false);
 Variable kl_div_batchmean(const Variable& input, const Variable& target, bool log_target = false);
@@ -67,7 +69,7 @@ Variable pairwise_distance(const Variable& x1, const Variable& x2, double p = 2,
                            bool keepdim = false);
 struct TripletOptions {
   double margin = 1, p = 2, eps = 1e-6;
-  bool swap = false;  ///< use the distance of the negative from the positive where that is smaller
+  bool swap = false;  ///< use the distance between positive and negative where it is smaller
 };
 /// Returns max(distance(anchor, positive) - distance(anchor, negative) + margin, 0). Schroff,
 /// Kalenichenko and Philbin 2015; swap: Balntas et al. 2016.

@@ -15,12 +15,12 @@
 namespace lathe {
 namespace {
 
-/// Computes lstm_layer() by ops for each step.
+/// Computes lstm_layer() with a linear layer and lstm_cell() for each step.
 std::pair<Variable, Variable> steps_of(const Variable& x, const Variable& weight_ih,
                                        const Variable& bias, const Variable& weight_hh, Variable h,
                                        Variable c, bool reverse) {
-  // The projection of the inputs does not depend on the state, so one matrix product does all
-  // steps.
+  // The projection of the inputs does not depend on the state, so one matrix product computes it
+  // for all steps.
   const std::vector<Variable> x_gates = unbind(linear(x, weight_ih, bias));
   std::vector<Variable> all(x_gates.size());
   for (size_t i = 0; i < all.size(); ++i) {
@@ -141,8 +141,9 @@ struct LstmLayer {
   }
 };
 
-/// Returns whether the op takes a layer. With fewer than 16 sequences there is too little work to
-/// divide among threads, and for a single step packing the weight takes longer than it saves.
+/// Returns whether LstmLayer supports these inputs. With fewer than 16 sequences there is too
+/// little work to divide among threads, and for a single step packing the weight takes longer than
+/// it saves.
 bool is_fused(const Variable& x, const Variable& weight_ih, const Variable& weight_hh,
               const Variable& h, const Variable& c) {
   return kernel_linear(x, weight_ih) && kernel_linear(h, weight_hh) &&

@@ -194,7 +194,7 @@ struct Pairwise {
     b = b_;
     return largest ? at::maximum(a_, b_) : at::minimum(a_, b_);
   }
-  // the operand that was taken gets dy; in a tie both get dy / 2
+  // the larger (or smaller) operand gets dy; in a tie, both get dy / 2
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
     const at::Tensor &u = a.data(), &v = b.data();

@@ -15,9 +15,9 @@ Variable abs(const Variable& x);
 Variable sign(const Variable& x);
 Variable sin(const Variable& x);
 Variable cos(const Variable& x);
-/// Returns log(1 + x), exact for small x.
+/// Returns log(1 + x), accurate also for small x.
 Variable log1p(const Variable& x);
-/// Returns e^x - 1, exact for small x.
+/// Returns e^x - 1, accurate also for small x.
 Variable expm1(const Variable& x);
 /// Returns 1 / sqrt(x).
 Variable rsqrt(const Variable& x);
@@ -32,10 +32,11 @@ Variable clamp(const Variable& x, std::optional<double> min,
 /// Does the same with bounds that are broadcast, and that receive the gradient where they apply. An
 /// undefined bound does not apply.
 Variable clamp(const Variable& x, const Variable& min, const Variable& max = {});
-/// Return the larger or the smaller of both, NaN where one is NaN. Ties share the gradient equally.
+/// Return the elementwise maximum or minimum of a and b, NaN where either is NaN. Ties share the
+/// gradient equally.
 Variable maximum(const Variable& a, const Variable& b);
 Variable minimum(const Variable& a, const Variable& b);
-/// Return a where the condition (bool) holds, b elsewhere. Elements that were not taken get a
+/// Return a where the condition (bool) is true, and b elsewhere. Elements that were not taken get a
 /// gradient of 0, even if they are NaN.
 Variable where(const at::Tensor& condition, const Variable& a, const Variable& b);
 Variable where(const at::Tensor& condition, const Variable& a, double b);
@@ -50,13 +51,13 @@ at::Tensor gt(const Variable& a, const Variable& b);
 at::Tensor ge(const Variable& a, const Variable& b);
 
 // Activations (ops/activations.cc).
-/// Returns log(1 + e^(beta x)) / beta, and x where beta x is above the threshold.
+/// Returns log(1 + e^(beta x)) / beta, or x where beta x is above the threshold.
 Variable softplus(const Variable& x, double beta = 1, double threshold = 20);
-/// Returns log sigmoid(x), exact for large -x.
+/// Returns log sigmoid(x), accurate also for large negative x.
 Variable logsigmoid(const Variable& x);
-/// Returns x above 0, alpha (e^x - 1) below. Clevert, Unterthiner and Hochreiter 2015.
+/// Returns x where x > 0, and alpha (e^x - 1) elsewhere. Clevert, Unterthiner and Hochreiter 2015.
 Variable elu(const Variable& x, double alpha = 1);
-/// Returns x above 0, negative_slope x below. Maas, Hannun and Ng 2013.
+/// Returns x where x > 0, and negative_slope x elsewhere. Maas, Hannun and Ng 2013.
 Variable leaky_relu(const Variable& x, double negative_slope = 0.01);
 /// Returns x clamp(x + 3, 0, 6) / 6. Howard et al. 2019.
 Variable hardswish(const Variable& x);

@@ -12,7 +12,8 @@ namespace {
 struct Windows {
   Pair kernel, dilation, padding, stride;
 };
-// For backward formulas: the same names for tensors.
+// Each function has a version for tensors and one for Variables, so that one backward formula
+// serves both.
 at::Tensor columns_of(const at::Tensor& x, const Windows& w) {
   return at::im2col(x, both(w.kernel), both(w.dilation), both(w.padding), both(w.stride));
 }

@@ -1,4 +1,4 @@
-// Slices and elements at positions that a tensor gives.
+// Ops that read or add slices and elements at the positions in an index tensor.
 #include <ATen/ops/index_add.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
@@ -58,7 +58,7 @@ struct IndexAdd {
   }
 };
 
-/// index has src's shape.
+/// Adds the elements of src to x at the positions in `index`, which has src's shape.
 struct ScatterAdd {
   static constexpr OpInfo info{.name = "scatter_add", .each = {1, 0}};
   int64_t dim;

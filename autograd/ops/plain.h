@@ -1,8 +1,8 @@
-// Second derivatives of fused ops: under create_graph the gradients of an op are computed through a
-// plain form of it.
+// Second derivatives of fused ops: under create_graph, the gradients of an op are computed through
+// its plain form, which is composed of ops that have second derivatives.
 //
-// Each input gets its own position in the graph. The plain form is computed from these, and its
-// gradients are taken with create_graph.
+// Each input gets its own position in the graph. The plain form is computed from these inputs, and
+// its gradients are computed with create_graph.
 #pragma once
 
 #include <functional>
@@ -16,10 +16,10 @@ namespace lathe {
 /// Computes an op's outputs from its inputs by ops that have second derivatives.
 using PlainForm = std::function<std::vector<Variable>(const std::vector<Variable>& inputs)>;
 
-/// Returns the gradients of an op's `inputs` that `needs` marks, given those of its outputs; they
-/// can be differentiated again. `inputs` are connected to the graph (Saved::as<Variable>). `f`
-/// computes the outputs by ops that have second derivatives, possibly in a wider dtype. Undefined
-/// dys are skipped.
+/// Returns the gradients of those of an op's `inputs` that `needs` marks, given the gradients `dys`
+/// of its outputs. The results can be differentiated again. `inputs` are connected to the graph
+/// (Saved::as<Variable>). `f` computes the outputs by ops that have second derivatives, possibly in
+/// a wider dtype. Undefined dys are skipped.
 GradList<Variable> plain_gradients(const std::vector<Variable>& inputs, const NeedsList& needs,
                                    const GradList<Variable>& dys, const PlainForm& f);
 

@@ -21,7 +21,7 @@ struct MaxPool2d {
   Pair kernel, stride, padding, dilation;
   bool ceil_mode;
   ImageSizes sizes{};
-  Saved places{};  // of each window's maximum, as an index into H W
+  Saved places{};  // position of each window's maximum, as an index into H W
 
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);

@@ -19,8 +19,8 @@ inline at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
 }
 inline Variable product(const Variable& a, const Variable& b) { return matmul(a, b); }
 
-/// Returns the FLOPs of a product's backward, which is one product for each factor that needs its
-/// gradient.
+/// Returns the FLOPs of a matrix product's backward if only some gradients are needed. `both` has
+/// the FLOPs for the gradients of both factors.
 template <size_t N>
 Flops for_needed(Flops both, Needs<N> needs) {
   both.matmul *= ((needs[0] ? 1 : 0) + (needs[1] ? 1 : 0)) / 2.0;

@@ -14,7 +14,7 @@
 namespace lathe {
 namespace {
 
-/// Returns part i of n of the last dim, in float32 or wider.
+/// Returns part i of n equal parts of the last dim, in float32 or wider.
 Variable part_of(const Variable& x, int64_t i, int64_t n) {
   const int64_t h = x.size(1) / n;
   return wide_of(slice(x, 1, i * h, (i + 1) * h));
@@ -85,7 +85,7 @@ struct LstmCell {
     const at::Tensor t = at_least_float32(c_out.data()).tanh(),
                      dh = dy[0].defined() ? at_least_float32(dy[0]) : at::zeros_like(t);
 
-    // The gradient of c': through h, plus that from the next step.
+    // The gradient of c': the part that flows through h', plus the one from the next step.
     at::Tensor grad = dh * o * (1 - t * t);
     if (dy[1].defined()) grad = grad + at_least_float32(dy[1]);
     return {at::cat({grad * n * i * (1 - i), grad * at_least_float32(state) * f * (1 - f),

@@ -27,7 +27,7 @@ struct Sum {
     dims = wrapped(at::OptionalIntArrayRef(dims), x.dim());
     return x.dim() == 0 ? x.clone() : fixed_sum(x, dims, keepdim);
   }
-  /// Returns whether the op reduces the last of `ndim` dims alone.
+  /// Returns whether the op reduces only the last of `ndim` dims.
   bool is_of_rows(int64_t ndim) const { return dims.size() == 1 && dims[0] == ndim - 1; }
   /// Returns dy repeated along the dims that were reduced.
   template <class T>
@@ -56,7 +56,8 @@ struct Mean {
     sum.sizes = dims_of(x.sizes());
     count = reduced_count(x.sizes(), sum.dims);
     if (x.dim() == 0) return x.clone();
-    // A mean to one number, or of rows, is a sum (core/sum.h) and a division, as in ATen.
+    // On CPUs, the mean of all elements or of rows is a sum (core/sum.h) and a division, as in
+    // ATen.
     const bool is_of_all = count == static_cast<double>(x.numel());
     if (!x.is_cpu() || !(is_of_all || (sum.is_of_rows(x.dim()) && has_row_sums(x))))
       return x.mean(sum.dims, sum.keepdim);
@@ -110,7 +111,8 @@ struct Amax {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 4); }
 };
 
-/// Returns the form of softmax or log softmax of x in a chain: only over the last dim.
+/// Returns the form of softmax or log softmax of x in a chain. Returns nullopt unless `dim` is the
+/// last dim.
 std::optional<ChainForm> last_dim_form(ChainOp op, int64_t dim, const Variable& x) {
   if (dim != -1 && dim != x.dim() - 1) return std::nullopt;
   return ChainForm{.op = op};

@@ -1,6 +1,6 @@
 // Reductions, scans and sorting beyond those of ops.h, with PyTorch's names, argument order and
-// values. Without dims they reduce all of them; dims may be negative. Sums and products of float16
-// and bfloat16 are computed in float32 and rounded once.
+// values. Without dims, they reduce over all dims; dims may be negative. Sums and products of
+// float16 and bfloat16 are computed in float32 and rounded once.
 #pragma once
 
 #include <optional>
@@ -16,8 +16,8 @@ namespace lathe {
 /// throw if `x` is empty.
 Variable max(const Variable& x);
 Variable min(const Variable& x);
-/// Return the maximum or minimum along a dim, and its position (int64), which receives the
-/// gradient.
+/// Return the maximum or minimum along a dim, and its position (int64). Only the element at that
+/// position receives the gradient.
 std::pair<Variable, at::Tensor> max(const Variable& x, int64_t dim, bool keepdim = false);
 std::pair<Variable, at::Tensor> min(const Variable& x, int64_t dim, bool keepdim = false);
 /// Return the position (int64) of the maximum or minimum along a dim, or in the flattened tensor.
@@ -32,16 +32,18 @@ std::pair<Variable, at::Tensor> sort(const Variable& x, int64_t dim = -1, bool d
 // Sums and products (ops/scans.cc).
 /// Returns y_i = x_0 + ... + x_i along a dim.
 Variable cumsum(const Variable& x, int64_t dim);
-/// Returns y_i = x_0 ... x_i along a dim. Gradients are exact even if there are zeros.
+/// Returns y_i = x_0 ... x_i along a dim. Gradients are exact even if x contains zeros.
 Variable cumprod(const Variable& x, int64_t dim);
-/// Return the product of all elements, or along a dim. Gradients are exact even if there are zeros.
+/// Return the product of all elements, or along a dim. Gradients are exact even if x contains
+/// zeros.
 Variable prod(const Variable& x);
 Variable prod(const Variable& x, int64_t dim, bool keepdim = false);
 
 // Statistics (ops/statistics.cc).
 /// Returns log(sum of e^x), without overflow.
 Variable logsumexp(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim = false);
-/// Returns the variance, with a divisor of n - correction: a correction of 1 is Bessel's.
+/// Returns the variance, with a divisor of n - correction. A correction of 1 is Bessel's
+/// correction.
 Variable var(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, double correction = 1,
              bool keepdim = false);
 /// Returns the standard deviation. The gradient is 0 where the variance is 0. Under `using

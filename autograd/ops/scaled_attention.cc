@@ -49,8 +49,8 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
   LATHE_CHECK(o.softcap >= 0 && std::isfinite(o.softcap),
               sentence("softcap must be 0 or more, not "), o.softcap);
 
-  // Only under autocast are low-precision inputs multiplied in their own dtype. Otherwise they
-  // become float32, so that nothing is rounded on the way.
+  // Under autocast, low-precision inputs are multiplied in their own dtype. Otherwise they are cast
+  // to float32, so that intermediate results are not rounded.
   const auto wide = [](const Variable& x) {
     const bool low = x.dtype() == at::kHalf || x.dtype() == at::kBFloat16;
     return low && mode().compute == at::kFloat ? cast(x, at::kFloat) : x;

@@ -19,7 +19,7 @@ namespace {
 bool is_low(const at::Tensor& t) {
   return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
 }
-/// Runs f on x, in float32 if x has a lower dtype, and rounds the result once.
+/// Runs f on x, in float32 if x is float16 or bfloat16, and rounds the result once.
 template <class F>
 at::Tensor in_wide(const at::Tensor& x, F&& f) {
   return is_low(x) ? f(x.to(at::kFloat)).to(x.scalar_type()) : f(x);
@@ -55,7 +55,7 @@ struct Cumsum {
   }
 };
 
-/// x has one dim at least.
+/// x must have at least one dim.
 struct Cumprod {
   static constexpr OpInfo info{.name = "cumprod", .amp = Amp::fp32, .each = {1, 4}, .exact = true};
   int64_t dim;
@@ -66,7 +66,7 @@ struct Cumprod {
     return y = in_wide(x_, [&](const at::Tensor& v) { return v.cumprod(dim); });
   }
   // Without zeros dx_k = sum over i >= k of dy_i y_i / x_k. Else dx_k = (x_0 ... x_(k-1)) s_k,
-  // where s_k = dy_k + x_(k+1) s_(k+1): a pass over the dim, without division.
+  // where s_k = dy_k + x_(k+1) s_(k+1). This takes one pass over the dim and no division.
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const T v = x.as<T>();
@@ -97,7 +97,7 @@ struct Cumprod {
   }
 };
 
-/// x has one dim at least.
+/// x must have at least one dim.
 struct Prod {
   static constexpr OpInfo info{.name = "prod", .amp = Amp::fp32, .exact = true};
   int64_t dim;

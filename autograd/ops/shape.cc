@@ -1,4 +1,4 @@
-// Views and shapes. Only adjoints that add have FLOPs.
+// Views and other ops on shapes. They count FLOPs only for adjoints that add elements.
 #include <ATen/ops/zeros.h>
 
 #include "autograd/ops/dims.h"

@@ -22,12 +22,13 @@ std::vector<Variable> chunk(const Variable& x, int64_t chunks, int64_t dim = 0);
 /// Returns windows of `size` along a dim, `step` apart, in a new last dim. This is Tensor.unfold;
 /// F.unfold is im2col.
 Variable unfold(const Variable& x, int64_t dim, int64_t size, int64_t step);
-/// The adjoint of unfold, for an x of `sizes`: overlapping windows add up.
+/// Computes the gradient of unfold() with respect to x, whose shape is `sizes`. Overlapping windows
+/// are added.
 Variable unfold_backward(const Variable& dy, at::IntArrayRef sizes, int64_t dim, int64_t size,
                          int64_t step);
 /// Returns the elements (i, i + offset) of two dims in a new last dim.
 Variable diagonal(const Variable& x, int64_t offset = 0, int64_t dim1 = 0, int64_t dim2 = 1);
-/// The adjoint of diagonal: returns zeros of `sizes` with x on the diagonal.
+/// Returns zeros of `sizes` with x on the diagonal. This is the adjoint of diagonal().
 Variable diagonal_backward(const Variable& x, at::IntArrayRef sizes, int64_t offset, int64_t dim1,
                            int64_t dim2);
 
@@ -39,8 +40,8 @@ Variable flip(const Variable& x, at::IntArrayRef dims);
 Variable roll(const Variable& x, at::IntArrayRef shifts, at::IntArrayRef dims = {});
 /// Zeroes the elements above the given diagonal of the last two dims.
 Variable tril(const Variable& x, int64_t diagonal = 0);
-/// The values around x: a constant, the values of x mirrored (without the edge), its edge, or x
-/// repeated.
+/// The values that pad() adds around x: a constant, x mirrored at its edge (without the edge
+/// itself), the value at the edge, or x repeated cyclically.
 enum class PadMode { constant, reflect, replicate, circular };
 /// Pads the last dims: `pads` are the numbers of positions before and after the last dim, then
 /// before and after the second to last, and so on. Negative numbers crop.
@@ -52,8 +53,8 @@ Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode = PadMode::co
 Variable index_select(const Variable& x, int64_t dim, const at::Tensor& index);
 /// Returns x with the slices of source added at positions of a dim.
 Variable index_add(const Variable& x, int64_t dim, const at::Tensor& index, const Variable& source);
-/// Returns x with src added at positions: y[index[i][j]][j] += src[i][j] for dim 0. No size of
-/// index exceeds that of src, nor that of x except along `dim`.
+/// Returns x with src added at positions: y[index[i][j]][j] += src[i][j] for dim 0. Each size of
+/// index must be at most that of src and, except along `dim`, at most that of x.
 Variable scatter_add(const Variable& x, int64_t dim, const at::Tensor& index, const Variable& src);
 
 // Products of tensors (ops/views.cc).

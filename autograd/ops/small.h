@@ -17,9 +17,9 @@ inline bool is_small(const at::Tensor& t) {
          t.layout() == at::kStrided && t.is_contiguous();
 }
 
-/// Returns f(a, b), where f is an operator such as std::plus<>. A loop computes small tensors of
-/// the same shape. Its results have the same bits as ATen's, since both round each IEEE 754
-/// operation once.
+/// Returns f(a, b), where f is an operator such as std::plus<>. If both are small and have the same
+/// shape, a plain loop computes the result. It has the same bits as ATen's, since both round each
+/// IEEE 754 operation once.
 template <class F>
 at::Tensor elementwise(const F& f, const at::Tensor& a, const at::Tensor& b) {
   if (!is_small(a) || !is_small(b) || a.sizes() != b.sizes()) return f(a, b);

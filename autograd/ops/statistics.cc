@@ -50,9 +50,9 @@ struct Logsumexp : Reduced {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
 };
 
-/// Returns the gradient of a variance from g in the kept shape: 2 g (x - mean) / (n - correction).
-/// If n <= correction, the gradient of a variance of all elements (`of_all`) is PyTorch's: infinite
-/// where x differs from the mean, and NaN elsewhere.
+/// Returns the gradient of x, given the gradient g of its variance in the shape `kept`: 2 g (x -
+/// mean) / (n - correction). If n <= correction, the gradient of a variance of all elements
+/// (`of_all`) is PyTorch's: infinite where x differs from the mean, and NaN elsewhere.
 template <class T>
 T variance_grad(const Reduced& r, const T& g, double correction, bool of_all) {
   const T v = cast(r.x.as<T>(), wide(r.x));

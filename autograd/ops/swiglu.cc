@@ -1,4 +1,4 @@
-// SwiGLU, fused.
+// SwiGLU as one op.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -13,7 +13,7 @@
 namespace lathe {
 namespace {
 
-/// Returns where the second halves of a contiguous tensor's rows begin.
+/// Returns the address of the second half of the first row of a contiguous tensor.
 const void* second_half(const at::Tensor& t) {
   return static_cast<const char*>(t.const_data_ptr()) + t.size(-1) / 2 * t.element_size();
 }

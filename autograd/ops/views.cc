@@ -22,7 +22,7 @@ namespace {
 [[maybe_unused]] const bool views_registered =
     register_composed({"squeeze", "chunk", "stack", "outer", "bmm"});
 
-// For backward formulas: the same names for tensors.
+// Versions for tensors, so that backward formulas can use the same names for tensors and Variables.
 at::Tensor unfold(const at::Tensor& x, int64_t dim, int64_t size, int64_t step) {
   return x.unfold(dim, size, step);
 }

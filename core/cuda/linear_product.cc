@@ -64,8 +64,9 @@ struct Algorithm {
   size_t scratch_bytes;
 };
 
-/// A product's descriptions and the algorithm for it, if there is one:
-/// y^T [out, rows] = W [out, in] x^T [in, rows] in cuBLASLt's terms, where W is transposed.
+/// The cuBLASLt descriptors of a matrix product, and the algorithm for it, if there is one. In
+/// cuBLASLt's column-major terms, the product is y^T [out, rows] = W [out, in] x^T [in, rows],
+/// where W is marked as transposed.
 class Plan {
  public:
   explicit Plan(const LinearProduct& p)
@@ -95,7 +96,8 @@ class Plan {
     choose();
   }
 
-  /// Runs the product with these tensors, of the same shapes. Returns false if it can't.
+  /// Runs the product with tensors of the same shapes as those of the constructor. Returns false if
+  /// there is no algorithm.
   bool run(const LinearProduct& p, cudaStream_t stream) {
     if (!algorithm_) return false;
     set_addresses(p);
@@ -129,7 +131,7 @@ class Plan {
             "cublasLtMatmulPreferenceSetAttribute");
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size_t{32} << 20);
-    // Split products add their parts in float32.
+    // If the algorithm splits the product, the parts are added in float32.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
            static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     // LinearProduct requires this alignment of its pointers.
@@ -166,7 +168,7 @@ bool linear_product_cuda(const LinearProduct& p, cudaStream_t stream) {
                 p.before != nullptr};
   // Plans hold the addresses of their last product, so threads do not share them.
   thread_local std::map<Key, Plan> plans;
-  constexpr size_t most_plans = 256;  // prompts of many lengths would make more and more
+  constexpr size_t most_plans = 256;  // prompts of ever new lengths would add plans without end
   if (plans.size() == most_plans && !plans.contains(key)) plans.clear();
   const auto known = plans.find(key);
   Plan& plan = known != plans.end() ? known->second : plans.emplace(key, p).first->second;

@@ -1,4 +1,4 @@
-// The only file that includes NCCL's side of c10d. ProcessGroupNCCL.hpp is empty unless
+// The only file that includes c10d's NCCL backend. ProcessGroupNCCL.hpp is empty unless
 // USE_C10D_NCCL is defined.
 #define USE_C10D_NCCL
 #include "core/cuda/nccl.h"

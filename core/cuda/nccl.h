@@ -1,4 +1,4 @@
-// NCCL by PyTorch's c10d, if the build found NCCL's header.
+// NCCL through PyTorch's c10d, if the build found NCCL's header.
 #pragma once
 
 #include "core/device.h"

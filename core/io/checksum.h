@@ -19,9 +19,9 @@ class Checksum {
   ~Checksum();
   Checksum(Checksum&&) noexcept;
   Checksum& operator=(Checksum&&) noexcept;
-  /// Adds further bytes.
+  /// Appends bytes to those that were added before.
   void update(const void* data, size_t bytes);
-  /// Returns 16 hexadecimal digits.
+  /// Returns the checksum of all bytes so far as 16 hexadecimal digits.
   std::string hex() const;
 
  private:
@@ -29,7 +29,7 @@ class Checksum {
   std::unique_ptr<State> state_;
 };
 
-/// XXH3 of 128 bits: identifies equal texts without keeping them.
+/// The XXH3 hash of 128 bits: it identifies equal texts without storing them.
 struct Digest {
   uint64_t high = 0, low = 0;
   bool operator==(const Digest&) const = default;
@@ -41,8 +41,8 @@ struct DigestHash {
 /// Returns the digest of a text.
 Digest digest(std::string_view text);
 
-/// Returns the checksum of a file. Calls `show` from time to time with the number of bytes read.
-/// Throws Exit::io if the file can't be read.
+/// Returns the checksum of a file as 16 hexadecimal digits. Calls `show` from time to time with the
+/// number of bytes read. Throws Exit::io if the file can't be read.
 std::string file_checksum(const std::filesystem::path& path,
                           const std::function<void(uint64_t bytes)>& show = nullptr);
 

@@ -20,8 +20,8 @@ ClaimedFolder::ClaimedFolder(const fs::path& folder, const std::string& command,
 }
 
 ClaimedFolder::~ClaimedFolder() {
-  // Remove the lock file while this process holds the lock: after that, another process could have
-  // locked the same file.
+  // Remove the lock file while this process still holds the lock. Afterwards, another process may
+  // have locked the same file.
   std::error_code error;
   fs::remove(folder_ / lock_name, error);
   lock_.reset();

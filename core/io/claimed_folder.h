@@ -1,4 +1,4 @@
-// A folder that one command at a time writes to.
+// A folder that only one command at a time can write to.
 #pragma once
 
 #include <optional>
@@ -9,8 +9,9 @@
 
 namespace lathe {
 
-/// Holds a folder for a command that writes to it. The destructor removes what it created: the lock
-/// file, and the folder with its parents if they were missing and are still empty.
+/// Locks a folder for a command that writes to it. The destructor removes what the constructor
+/// created: the lock file, and the folder with its parents if they were missing and are still
+/// empty.
 class ClaimedFolder {
  public:
   /// The lock file. A process that is killed leaves it behind, and the next command removes it.
@@ -20,6 +21,7 @@ class ClaimedFolder {
   /// it. The message shows `out`, the user's --out, in place of `folder`, and states that another
   /// `command` writes there.
   ClaimedFolder(const fs::path& folder, const std::string& command, const fs::path& out);
+  /// Does the same for the folder `out`.
   ClaimedFolder(const fs::path& out, const std::string& command)
       : ClaimedFolder(out, command, out) {}
   ~ClaimedFolder();
@@ -31,7 +33,7 @@ class ClaimedFolder {
   void remove_created() const;
 
   fs::path folder_;
-  std::vector<fs::path> created_;  // those that were missing, the deepest first
+  std::vector<fs::path> created_;  // folders that were missing, the deepest first
   std::optional<FolderLock> lock_;
 };
 

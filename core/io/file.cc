@@ -51,20 +51,19 @@ namespace {
   throw FileError(code, str(path.string(), " is not a regular file"), 0);
 }
 
-/// Closes a descriptor. It is closed even if a signal interrupts the call, so there is no second
-/// try.
+/// Closes a descriptor and returns whether that succeeded. The descriptor is closed even if a
+/// signal interrupts the call, so the call is not repeated.
 bool closes(int fd) { return file_calls.close(fd) == 0 || errno == EINTR; }
 
-/// A descriptor of a regular file and its size. Opening never blocks: a pipe that nobody writes to
-/// is an error like any other.
+/// A descriptor of a regular file and its size. Opening never blocks: a pipe is an error, even if
+/// nothing writes to it.
 struct Readable {
   int fd = -1;
   size_t size = 0;
 
   Readable(const fs::path& path, Exit code) {
     fd = retry_interrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
-    if (fd < 0 && errno == ENXIO)
-      not_regular(path, code);  // a socket, or a device that is not there
+    if (fd < 0 && errno == ENXIO) not_regular(path, code);  // a socket, or a missing device
     if (fd < 0) io_error("read", path, code);
     struct stat s{};
     if (::fstat(fd, &s) != 0 || !S_ISREG(s.st_mode)) {
@@ -78,8 +77,8 @@ struct Readable {
   Readable& operator=(const Readable&) = delete;
 };
 
-/// Opens a regular file for writing without blocking, or throws the reason. An error of the system
-/// names `shown`, if it is not empty.
+/// Opens a regular file for writing without blocking. Throws FileError if that fails; an error of
+/// the system names `shown` unless it is empty.
 int open_to_write(const fs::path& path, int flags, const fs::path& shown = {}) {
   const int fd = retry_interrupted(
       [&] { return file_calls.open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode_t{0644}); });
@@ -102,21 +101,21 @@ std::string advice(int number) {
   if (number == ENOSPC || number == EDQUOT) return "; free space and run the same command again";
   if (number == EACCES || number == EPERM) return "; change the permissions, or give another path";
   if (number == EFBIG) {
-    // Either the process's file size limit or the largest file of the file system.
+    // The file exceeds either the process's limit or the largest size on the file system.
     rlimit limit{};
     if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
       return "; use another file system";
-    return str("; files are limited to ", limit.rlim_cur,
-               " bytes (ulimit -f), raise the limit and run the same command again");
+    return str("; the size of files is limited to ", limit.rlim_cur,
+               " bytes (ulimit -f): raise the limit and run the same command again");
   }
   return number == EIO ? "; check the disk and run the same command again" : "";
 }
 
-/// Maps in use, for the SIGBUS handler: plain arrays that it may read at any moment.
+/// A mapping in use, in plain arrays, which the SIGBUS handler can read at any moment.
 struct MapSlot {
   std::atomic<const std::byte*> begin{nullptr};
   std::atomic<size_t> size{0};
-  std::atomic<bool> is_scratch{false};  // of a scratch file, in the folder `path`
+  std::atomic<bool> is_scratch{false};  // it is of a scratch file in the folder `path`
   std::array<char, 512> path{};
 };
 std::array<MapSlot, 256> map_slots;
@@ -127,7 +126,7 @@ void on_bus_error(int, siginfo_t* info, void*) {
   for (auto& slot : map_slots) {
     const std::byte* begin = slot.begin;
     if (begin != nullptr && at >= begin && at < begin + slot.size) {
-      // One write, so that the line stays together where several processes share the stream.
+      // Use one write, so that the line stays together if several processes share the stream.
       const auto part = [](const char* text) {
         return iovec{.iov_base = const_cast<char*>(text), .iov_len = std::strlen(text)};
       };
@@ -147,11 +146,13 @@ void on_bus_error(int, siginfo_t* info, void*) {
     }
   }
 
-  // The address is in no map of a file: end as without this handler.
+  // The address is in no mapping of a file: end the process as without this handler.
   signal(SIGBUS, SIG_DFL);
   raise(SIGBUS);
 }
 
+/// Registers a mapping for the SIGBUS handler, and installs the handler on first use. Returns the
+/// slot, or -1 if all slots are in use.
 int claim_slot(const fs::path& path, const std::byte* data, size_t size, bool is_scratch = false) {
   std::lock_guard lock(map_mutex);
   static const bool installed = [] {
@@ -170,7 +171,7 @@ int claim_slot(const fs::path& path, const std::byte* data, size_t size, bool is
     slot.begin = data;
     return static_cast<int>(i);
   }
-  return -1;  // more maps than slots: a truncated file then ends the process with the plain signal
+  return -1;  // a truncated file then ends the process with the plain signal
 }
 
 void free_slot(int slot) {
@@ -212,7 +213,7 @@ void OutputFile::write(const void* data, size_t bytes) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t n = retry_interrupted([&] { return file_calls.write(fd_, at, bytes); });
-    // O_DIRECT refuses a part that does not consist of complete pages, as after a short write.
+    // O_DIRECT refuses a write that does not consist of complete pages, as after a short write.
     if (n < 0 && errno == EINVAL && (fcntl(fd_, F_GETFL) & O_DIRECT) != 0) {
       bypass_cache(false);
       continue;
@@ -296,7 +297,8 @@ void write_file_durably(const fs::path& path, std::string_view text) {
 std::string read_file(const fs::path& path, Exit code, uint64_t limit) {
   const Readable file(path, code);
   if (file.size > limit)
-    fail(code, path.string(), " has ", file.size, " bytes; at most ", limit, " are read");
+    fail(code, path.string(), " has ", file.size, " bytes, more than the limit of ", limit,
+         " bytes for this kind of file");
   std::string text(file.size, '\0');
   size_t got = 0;
   while (got < text.size()) {

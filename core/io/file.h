@@ -1,5 +1,5 @@
-// Files that survive a crash: checked writes, fsync of file and folder, read-only maps whose
-// truncation is reported with the file's name instead of a bare SIGBUS, and a lock on a run folder.
+// Files that survive a crash: checked writes, fsync of file and folder, read-only mappings whose
+// truncation is reported with the file's name instead of a bare SIGBUS, and a lock on a folder.
 // Every error names the path.
 #pragma once
 
@@ -22,9 +22,8 @@ namespace lathe {
 
 namespace fs = std::filesystem;
 
-/// The system calls through which Lathe changes files, each with the meaning of the C library's
-/// function of that name. A normal process never replaces them; tests do, to record calls and to
-/// make them fail.
+/// The system calls through which Lathe changes files. Each has the meaning of the C library's
+/// function of the same name. Only tests replace them, to record calls and to make them fail.
 struct FileCalls {
   int (*open)(const char* path, int flags, mode_t mode);
   ssize_t (*write)(int fd, const void* data, size_t bytes);
@@ -52,15 +51,15 @@ auto retry_interrupted(Call&& call) {
   return result;
 }
 
-/// An error that the system reported for a file, and what to do about it.
+/// An error that the system reported for a file, with advice on what to do.
 class FileError : public Error {
  public:
   FileError(Exit code, const std::string& cause, int number);
   /// Returns what happened, without the advice on what to do.
   const std::string& cause() const { return cause_; }
-  /// Returns errno, or 0 if the cause is not an error of the system: not a regular file.
+  /// Returns errno, or 0 if the system reported no error because the path is not a regular file.
   int number() const { return number_; }
-  /// Returns whether space, or the user's quota, ran out.
+  /// Returns whether the disk is full or the user's quota is exhausted.
   bool is_full() const;
 
  private:
@@ -72,10 +71,11 @@ class FileError : public Error {
 /// without checking, so call sync() and close() first.
 class OutputFile {
  public:
-  /// `create` truncates the file, `append` writes after its end.
+  /// `create`: creates or truncates the file; `append`: writes after its end.
   enum class Open { create, append };
   OutputFile() = default;
-  /// `shown`: the path that errors name, where `path` is a temporary one. Default: `path`.
+  /// Opens a file. `shown`: the path that errors name, for use if `path` is temporary. Empty:
+  /// `path`.
   OutputFile(const fs::path& path, Open how, const fs::path& shown = {});
   OutputFile(OutputFile&& o) noexcept;
   OutputFile& operator=(OutputFile&& o) noexcept;
@@ -83,17 +83,17 @@ class OutputFile {
 
   /// Writes all bytes or throws; interrupted and short writes are continued.
   void write(const void* data, size_t bytes);
-  /// Does the same with the bytes of a text.
+  /// Writes all bytes of a text, or throws.
   void write(std::string_view text) { write(text.data(), text.size()); }
-  /// Waits until the disk has all that was written (fsync).
+  /// Waits until all that was written is on the disk (fsync).
   void sync();
-  /// Closes the file; an error that the system reports then is thrown like any other.
+  /// Closes the file. Throws if the system reports an error then.
   void close();
-  /// Makes later writes bypass the page cache (O_DIRECT) if the file system supports that or, with
-  /// `on` false, use it again. Writes that bypass it must begin and end on pages of 4096 bytes, in
-  /// the file and in memory; any other write turns this off.
+  /// Sets whether later writes bypass the page cache (O_DIRECT), if the file system supports that.
+  /// Writes that bypass it must begin and end at multiples of 4096 bytes, both in the file and in
+  /// memory; any other write turns this off.
   void bypass_cache(bool on);
-  /// Returns the bytes in the file now.
+  /// Returns the file's current size in bytes.
   uint64_t size() const;
   bool is_open() const { return fd_ >= 0; }
 
@@ -103,12 +103,12 @@ class OutputFile {
 };
 
 /// Writes a file in parts of 8 MiB that bypass the page cache if the file system supports that
-/// (O_DIRECT). The cache would cost another copy and up to 2 s of CPU time for 1.5 GB,
-/// which would slow training during a save in the background. `file` must be empty.
+/// (O_DIRECT). The page cache would cost another copy and up to 2 s of CPU time for 1.5 GB, which
+/// would slow down training during a save in the background. `file` must be empty.
 class LargeWrites {
  public:
   explicit LargeWrites(OutputFile& file) : file_(file) {}
-  /// Appends these bytes. Throws FileError as OutputFile::write() does.
+  /// Appends bytes. Throws FileError as OutputFile::write() does.
   void add(const void* data, size_t bytes);
   /// Writes the remaining bytes. Call it before sync().
   void finish();
@@ -120,11 +120,11 @@ class LargeWrites {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
   OutputFile& file_;
-  std::unique_ptr<std::byte, Free> part_;  // begins on a page; allocated when it is needed
+  std::unique_ptr<std::byte, Free> part_;  // begins at a page; allocated by the first add()
   size_t used_ = 0;
 };
 
-/// Makes what was created or renamed in `folder` survive a crash.
+/// Syncs a folder, so that files that were created or renamed in it survive a crash.
 void sync_folder(const fs::path& folder);
 /// Writes an entire file and syncs it and its folder; readers see either the old file or the new
 /// one.
@@ -133,18 +133,18 @@ void write_file_durably(const fs::path& path, std::string_view text);
 /// unreadable.
 std::string read_file(const fs::path& path, Exit code, uint64_t limit = uint64_t{1} << 30);
 
-// Each of these throws FileError with Exit::io if it fails. They sync only what their comments
-// state.
+// Each of the following functions throws FileError with Exit::io if it fails. They sync only what
+// their comments state.
 
-/// Creates folders as mkdir -p does, and syncs the parent of each that it creates. Returns false if
-/// all existed.
+/// Creates a folder and its missing parents, as mkdir -p does, and syncs the parent of each folder
+/// that it creates. Returns false if the folder existed.
 bool make_folders(const fs::path& folder);
 /// Returns the paths of a folder's entries in no particular order; none if there is no folder.
 std::vector<fs::path> list_folder(const fs::path& folder);
-/// Returns the extension of a name in lowercase letters: ".csv" of "A.CSV".
+/// Returns the extension of a file name in lowercase letters: ".csv" for "A.CSV".
 std::string lower_extension(const fs::path& path);
-/// Returns `folder`, or its nearest parent that exists: what is made in `folder` later is on the
-/// same disk.
+/// Returns `folder` if it exists, otherwise its nearest parent that exists. If `folder` is created
+/// later, it is on the same disk as the result.
 fs::path nearest_folder(const fs::path& folder);
 /// Replaces `to` atomically, as rename(2) does.
 void rename_file(const fs::path& from, const fs::path& to);
@@ -154,8 +154,9 @@ void truncate_file(const fs::path& path, uint64_t length);
 /// there is none.
 void remove_tree(const fs::path& path);
 
-/// While alive, a page of these addresses that the disk fails to read or write ends the process
-/// with Exit::io and a sentence that names the folder of the scratch file behind them.
+/// Watches addresses to which a scratch file in `folder` is mapped. While alive, if the disk fails
+/// to read or write a page of them, the process ends with Exit::io and an error that names
+/// `folder`.
 class ScratchWatch {
  public:
   ScratchWatch(const fs::path& folder, const std::byte* begin, size_t bytes);
@@ -168,7 +169,7 @@ class ScratchWatch {
 };
 
 /// A regular file mapped read-only. If another program truncates it while it is mapped, the process
-/// ends with Exit::data and a sentence that names the file.
+/// ends with Exit::data and an error that names the file.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -179,9 +180,9 @@ class MappedFile {
   ~MappedFile();
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
-  /// Returns the path with which it was opened.
+  /// Returns the path with which the file was opened.
   const fs::path& path() const { return path_; }
-  /// Releases the memory of whole pages in `part`; they are read again when they are needed.
+  /// Releases the memory of the complete pages in `part`; they are read again when they are needed.
   void release(std::span<const std::byte> part) const;
 
  private:
@@ -191,8 +192,9 @@ class MappedFile {
   int slot_ = -1;
 };
 
-/// An exclusive lock on a folder for the life of the object (flock on a file in it). The kernel
-/// frees it however the process ends. Throws Exit::busy if another process holds it.
+/// An exclusive lock on a folder for the life of the object (flock on a file in it). The operating
+/// system releases the lock however the process ends. Throws Exit::busy if another process holds
+/// it.
 class FolderLock {
  public:
   explicit FolderLock(const fs::path& folder, const std::string& file = "lock");
@@ -208,11 +210,12 @@ class FolderLock {
   int fd_ = -1;
 };
 
-/// Called at named points where the tests may end the process (see tests/support/faults/main.cc);
-/// null in a normal process.
+/// A function that is called at named points, where tests may end the process (see
+/// tests/support/faults/main.cc). Null in a normal process.
 using FaultHook = void (*)(const char* point);
 extern FaultHook fault_hook;
-/// Marks a point where the kill trials may end the process; does nothing elsewhere.
+/// Calls fault_hook at a named point, where tests may end the process. Does nothing in a normal
+/// process.
 inline void fault_point(const char* point) {
   if (fault_hook != nullptr) [[unlikely]]
     fault_hook(point);

@@ -27,12 +27,13 @@ const GGUFType& type_of(const TensorEntry& tensor) {
   return *type;
 }
 
-/// Returns the bytes of a tensor in the file, without padding.
+/// Returns the number of bytes of a tensor in the file, without padding.
 uint64_t bytes_of(const TensorEntry& tensor) {
   const GGUFType& type = type_of(tensor);
   return static_cast<uint64_t>(tensor.numel() / type.elements) * type.bytes;
 }
 
+/// Encodes the header in memory.
 class Writer {
  public:
   static_assert(std::endian::native == std::endian::little);
@@ -98,7 +99,7 @@ void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
     std::visit([&](const auto& x) { head.put(x); }, value);
   }
 
-  // The offsets of tensors count from the start of the data, and each tensor starts aligned.
+  // The offsets of tensors count from the start of the data, and are multiples of the alignment.
   uint64_t offset = 0;
   for (const TensorEntry& t : tensors) {
     head.text(t.name);

@@ -1,5 +1,5 @@
 // GGUF, the file format of llama.cpp (described in ggml's docs/gguf.md), version 3: metadata, the
-// names and shapes of tensors, then their bytes, each at a multiple of 32.
+// names and shapes of tensors, then the bytes of each tensor, which begin at a multiple of 32.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ using GGUFValue = std::variant<uint32_t, float, bool, std::string, std::vector<s
 /// Metadata in the order of the file.
 using GGUFMetadata = std::vector<std::pair<std::string, GGUFValue>>;
 
-/// Writes and syncs the file. The dtype of each tensor must be the name of a GGUFType, and its
-/// bytes must be blocks of that type. Tensors are written in the given order. Shapes are given as
-/// in PyTorch; the file lists them in reverse, the innermost size first.
+/// Writes a GGUF file and syncs it. The dtype of each tensor must be the name of a GGUFType, and
+/// its bytes must be blocks of that type. Tensors are written in the given order. Shapes are given
+/// as in PyTorch; the file lists them in reverse, the innermost size first.
 void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
                 const std::vector<TensorEntry>& tensors);
 

@@ -18,10 +18,10 @@ constexpr std::string_view magic = "GGUF";
 // An untrusted file can claim anything. These limits bound the memory of its parsed header.
 constexpr size_t most_header = size_t{1} << 30;
 constexpr uint64_t most_values = uint64_t{1} << 25, most_dimensions = 4;
-constexpr int most_depth = 4;  // of lists in lists
+constexpr int most_depth = 4;  // of nested lists
 constexpr auto most_bytes = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
 
-/// Reads the header from its beginning on. Each read is checked against the end of the file.
+/// Reads the header sequentially. Each read is checked against the end of the file.
 class HeaderReader {
  public:
   HeaderReader(std::span<const std::byte> bytes, std::string file)
@@ -42,8 +42,8 @@ class HeaderReader {
   }
   /// Returns a value of the metadata. `type`: the number of the value's type in the format.
   Json value(uint32_t type, const std::string& key, int depth = 0);
-  /// Counts entries that the header claims to have, each of which takes at least `bytes`. Fails if
-  /// the header is too short for them, or has too many values.
+  /// Registers `count` entries that the header claims to have, each of which takes at least `bytes`
+  /// bytes. Fails if the header is too short for them, or has too many values.
   void expect(uint64_t count, uint64_t bytes) {
     values_ += std::min(count, most_values);
     if (count > (bytes_.size() - at_) / bytes) cut();
@@ -96,7 +96,7 @@ Json HeaderReader::value(uint32_t type, const std::string& key, int depth) {
     case 12: return number<double>();
     default:
       fail(Exit::checkpoint, file_, ": ", key, " has a value of type ", type,
-           ", and the format has types 0 to 12");
+           ", but the format has only types 0 to 12");
   }
 }
 
@@ -108,18 +108,18 @@ void check_version(HeaderReader& in) {
   if (version != 0 && (version & 0xFFFF) == 0)
     fail(Exit::checkpoint, file, " is in big-endian order; this build reads little-endian files");
   if (version != 2 && version != 3)
-    fail(Exit::checkpoint, file, " is GGUF of version ", version,
-         ", and this build reads versions 2 and 3; convert it with llama.cpp");
+    fail(Exit::checkpoint, file, " has GGUF version ", version,
+         ", but this build reads only versions 2 and 3; convert it with llama.cpp");
 }
 
-/// Returns an entry without its bytes, and its offset.
+/// Reads a tensor's description. Returns the entry without its bytes, and the offset of its bytes.
 std::pair<TensorEntry, uint64_t> read_info(HeaderReader& in) {
   TensorEntry entry{.name = in.text(), .dtype = {}, .shape = {}, .bytes = {}};
   const std::string where = str(in.file(), ": tensor \"", entry.name, "\"");
 
   const auto dimensions = in.number<uint32_t>();
   if (dimensions > most_dimensions)
-    fail(Exit::checkpoint, where, " has ", dimensions, " dimensions, and the format allows ",
+    fail(Exit::checkpoint, where, " has ", dimensions, " dimensions, but the format allows only ",
          most_dimensions);
   uint64_t elements = 1;
   for (uint32_t i = 0; i < dimensions; ++i) {
@@ -127,7 +127,7 @@ std::pair<TensorEntry, uint64_t> read_info(HeaderReader& in) {
     // With at most 2^60 elements, the number of bytes can't overflow. Sizes of 0 are skipped, so
     // that the product of the other sizes can't overflow either.
     if (size > most_bytes / 8 || (size != 0 && elements > most_bytes / 8 / size))
-      fail(Exit::checkpoint, where, ": a shape too large");
+      fail(Exit::checkpoint, where, ": a shape that is too large");
     elements *= std::max<uint64_t>(size, 1);
     entry.shape.insert(entry.shape.begin(), static_cast<int64_t>(size));  // innermost first
   }
@@ -138,13 +138,15 @@ std::pair<TensorEntry, uint64_t> read_info(HeaderReader& in) {
     std::string names;
     for (const GGUFType& known : gguf_types())
       names += (names.empty() ? "" : ", ") + str(known.name);
-    fail(Exit::checkpoint, where, " has ggml's type ", number, ", and this build reads ", names);
+    fail(Exit::checkpoint, where, " has ggml's type ", number, ", but this build reads only ",
+         names);
   }
   entry.dtype = type->name;
   const int64_t row = entry.shape.empty() ? 1 : entry.shape.back();
   if (row % type->elements != 0)
-    fail(Exit::checkpoint, where, " has rows of ", row, " elements, and blocks of ", type->name,
-         " have ", type->elements);
+    fail(Exit::checkpoint, where, " has rows of ", row,
+         " elements, which can't be divided into blocks of ", type->name, " with size ",
+         type->elements);
   return {std::move(entry), in.number<uint64_t>()};
 }
 
@@ -167,16 +169,16 @@ GGUFFile::GGUFFile(const fs::path& path) : file_(path, Exit::checkpoint) {
   check_version(in);
 
   const auto tensor_count = in.number<uint64_t>(), key_count = in.number<uint64_t>();
-  in.expect(key_count, 13);     // a length, a type and a byte
-  in.expect(tensor_count, 24);  // a length, no dimension, a type and an offset
+  in.expect(key_count, 13);     // at least a length, a type and one byte each
+  in.expect(tensor_count, 24);  // at least a length, the number of dimensions, a type and an offset
   auto& entries = metadata_.get_ref<Json::object_t&>();
-  entries.reserve(key_count);  // a vector of pairs that growth would copy
+  entries.reserve(key_count);  // a vector of pairs, which would be copied as it grows
   for (uint64_t i = 0; i < key_count; ++i) {
     const std::string key = in.text();
     if (!keys_.emplace(key, entries.size()).second)
       fail(Exit::checkpoint, name, " has the key ", key, " twice");
     const auto type = in.number<uint32_t>();
-    // Appended, since metadata_[key] would search all keys before it.
+    // Append the value, since metadata_[key] would search all previous keys.
     entries.emplace_back(key, in.value(type, key));
   }
 
@@ -194,7 +196,7 @@ GGUFFile::GGUFFile(const fs::path& path) : file_(path, Exit::checkpoint) {
     alignment = value->is_number_unsigned() ? value->get<uint64_t>() : 0;
     if (!std::has_single_bit(alignment) || alignment > most_header)
       fail(Exit::checkpoint, name, ": general.alignment = ", json_text(*value),
-           ", and it must be a power of two");
+           ", but it must be a power of two");
   }
   const auto aligned = [&](uint64_t at) { return (at + alignment - 1) / alignment * alignment; };
 
@@ -209,11 +211,12 @@ GGUFFile::GGUFFile(const fs::path& path) : file_(path, Exit::checkpoint) {
            from - begin);
     if (from > bytes.size() || size > bytes.size() - from)
       fail(Exit::checkpoint, where, " takes bytes ", from, " to ", from + size,
-           ", and the file has ", bytes.size(), "; it is cut short or damaged");
+           ", but the file has only ", bytes.size(), " bytes and is cut short or damaged");
     entry.bytes = bytes.subspan(from, size);
     end = from + size;
   }
-  if (bytes.size() > aligned(end)) fail(Exit::checkpoint, name, ": bytes behind the last tensor");
+  if (bytes.size() > aligned(end))
+    fail(Exit::checkpoint, name, ": there are bytes after the last tensor");
 }
 
 const Json* GGUFFile::find_value(const std::string& key) const {

@@ -1,4 +1,4 @@
-// Reading of GGUF files (see gguf.h).
+// Reads GGUF files (see gguf.h).
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,21 @@
 
 namespace lathe {
 
-/// A mapped GGUF file of version 2 or 3 in little-endian order. Opening it checks every length and
-/// offset against the file, and that tensors follow each other in the order of the header, each at
-/// the next multiple of general.alignment, with nothing after the last. Errors are
-/// Exit::checkpoint, and name the file and the key or tensor.
+/// A mapped GGUF file of version 2 or 3 in little-endian order. Opening the file checks every
+/// length and offset against its size, that tensors follow each other in the order of the header,
+/// each at the next multiple of general.alignment, and that nothing follows the last one. Errors
+/// are Exit::checkpoint, and name the file and the key or tensor.
 class GGUFFile {
  public:
   explicit GGUFFile(const fs::path& path);
 
-  /// Returns the metadata as an object, in the order of the file. A float32 value is the double
-  /// with its shortest decimal form: 1e-5, not 9.99999975e-6.
+  /// Returns the metadata as an object, in the order of the file. A float32 value is converted by
+  /// decimal_value(): to 1e-5, not to 9.99999975e-6.
   const Json& metadata() const { return metadata_; }
-  /// Returns the value of a key, or null.
+  /// Returns the value of a metadata key, or null if there is no such key.
   const Json* find_value(const std::string& key) const;
   /// Returns the tensors in the order of the file. The dtype is the name of a GGUFType, and the
-  /// last size of the shape is the length of a row. Entries are valid as long as this object.
+  /// last size of the shape is the length of a row. Their bytes are valid as long as this object.
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   /// Returns the entry of that name, or null.
   const TensorEntry* find(const std::string& name) const;
@@ -41,11 +41,11 @@ class GGUFFile {
   std::vector<TensorEntry> tensors_;
 };
 
-/// Returns the shortest decimal form that is this float and no other, such as "1e-05".
+/// Returns the shortest decimal text that reads back as exactly this float, such as "1e-05".
 std::string decimal_text(float x);
-/// Returns the double of that form; a float that is not finite stays as it is.
+/// Returns the double that decimal_text(x) reads back as. Returns x itself if it is not finite.
 double decimal_value(float x);
-/// Returns whether a regular file begins as GGUF files do.
+/// Returns whether `path` is a regular file that begins like a GGUF file.
 bool is_gguf(const fs::path& path);
 
 }  // namespace lathe

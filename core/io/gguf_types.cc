@@ -48,6 +48,8 @@ uint16_t to_half(float x) {
   return static_cast<uint16_t>(sign | half);
 }
 
+/// Writes a scale as float16 at the beginning of a block. Returns false if the scale is beyond the
+/// range of float16.
 bool put_scale(float scale, std::byte* block) {
   const uint16_t half = to_half(scale);
   std::memcpy(block, &half, sizeof half);
@@ -76,7 +78,8 @@ void read_q4_1(const std::byte* block, float* values) {
     values[i] = scale * static_cast<float>(nibble(block + 4, i)) + least;
 }
 
-/// Returns number i of 32 numbers of 5 bits, whose highest bits come first.
+/// Returns number i of 32 numbers of 5 bits. The first 4 bytes have the highest bit of each number;
+/// then follow the low 4 bits of each.
 int five_bits(const std::byte* bytes, size_t i) {
   return nibble(bytes + 4, i) | static_cast<int>(load_at<uint32_t>(bytes, 0) >> i & 1) << 4;
 }
@@ -99,14 +102,16 @@ void read_q8_0(const std::byte* block, float* values) {
     values[i] = scale * static_cast<float>(load_at<int8_t>(block, 2 + i));
 }
 
-/// The scale of a group of 32 numbers, and what is subtracted from them.
+/// The scale of a group of 32 numbers, and the offset that is subtracted from the scaled numbers.
 struct Group {
   float scale, offset;
 };
 
-/// Returns group i of a block of Q4_K or Q5_K, which begins with two float16 and 8 scales and 8
-/// offsets of 6 bits. The first four of each are the low bits of a byte; the others have 4 bits in
-/// the last four bytes and 2 in the highest bits of the first eight bytes.
+/// Returns group i of a block of Q4_K or Q5_K. The block begins with two float16 factors; 12 bytes
+/// with 8 scales and 8 offsets of 6 bits follow. Scale i < 4 is the low bits of byte i, and offset
+/// i < 4 is the low bits of byte 4 + i. For i >= 4, byte 4 + i has the low 4 bits of scale i in its
+/// low half and those of offset i in its high half; their upper 2 bits are the highest bits of
+/// bytes i - 4 and i.
 Group group_of(const std::byte* block, size_t i) {
   const std::byte* packed = block + 4;
   const auto six_bits = [&](size_t first, uint32_t shift) {
@@ -141,8 +146,9 @@ void read_q5_k(const std::byte* block, float* values) {
   }
 }
 
-/// Reads a block of Q6_K. Each half of the block has four groups of 32 numbers: the low halves of
-/// 64 bytes, then their high halves.
+/// Reads a block of Q6_K. Each half of the block has four groups of 32 numbers: two in the low
+/// halves of 64 bytes, then two in their high halves. The upper 2 bits of each number are stored
+/// separately.
 void read_q6_k(const std::byte* block, float* values) {
   const std::byte *low = block, *high = block + 128, *scales = block + 192;
   const float scale = half_at(block, 208);
@@ -155,7 +161,7 @@ void read_q6_k(const std::byte* block, float* values) {
   }
 }
 
-/// Returns 1 / scale, or 0 where that is not finite: such a scale is 0 in float16.
+/// Returns 1 / scale, or 0 if that is not finite. Such a small scale is 0 in float16.
 float inverse_of(float scale) {
   const float inverse = 1 / scale;
   return std::isfinite(inverse) ? inverse : 0;
@@ -173,12 +179,12 @@ bool write_q8_0(const float* values, std::byte* block) {
 }
 
 bool write_q4_0(const float* values, std::byte* block) {
-  // The number of largest magnitude, the first of several, becomes -8 times the scale.
+  // The number with the largest magnitude, or the first of several, becomes -8 times the scale.
   const float* extreme = std::max_element(
       values, values + 32, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
   const float scale = *extreme / -8, inverse = inverse_of(scale);
   const auto quantized = [&](float x) {
-    // Rounded to float32 before the sum, which a fused multiply-add would not do.
+    // Round to float32 before the addition. A fused multiply-add would not do that.
     const auto product = static_cast<float>(static_cast<double>(x) * inverse);
     return static_cast<uint8_t>(std::min(static_cast<int>(product + 8.5F), 15));
   };

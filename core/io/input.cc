@@ -21,12 +21,12 @@ struct InputStream::State {
   int fd = -1;
   bool owned = false, at_end = false;
   uint64_t consumed = 0;
-  std::string packed;  // compressed bytes; those from `at` on are not used yet
+  std::string packed;  // bytes of the file; those from `at` on are not used yet
   size_t at = 0;
   Form form = Form::plain;
   z_stream gzip{};
   ZSTD_DStream* zstd = nullptr;
-  bool within = false;  // inside a member or frame that has not ended
+  bool within = false;  // inside a gzip member or Zstandard frame that has not ended
   // The last output filled its buffer, so more may be waiting in the decoder.
   bool full = false;
 
@@ -93,7 +93,7 @@ struct InputStream::State {
         gzip.avail_in = static_cast<uInt>(left());
         gzip.next_out = reinterpret_cast<Bytef*>(to);
         gzip.avail_out = static_cast<uInt>(most);
-        // Z_BUF_ERROR only means that it needs more input or room.
+        // Z_BUF_ERROR only means that inflate() needs more input or more space for output.
         const int code = inflate(&gzip, Z_NO_FLUSH);
         if (code != Z_OK && code != Z_STREAM_END && code != Z_BUF_ERROR)
           damaged(gzip.msg != nullptr ? gzip.msg : "no gzip data");
@@ -114,7 +114,7 @@ struct InputStream::State {
         if (code == 0) within = false;
       }
 
-      // Input without output, such as a header, is not the end of the stream: read on.
+      // Input without output, such as a header, is not the end of the stream: continue.
       full = made == most;
       if (made > 0) return made;
     }

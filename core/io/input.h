@@ -10,10 +10,11 @@
 namespace lathe {
 
 /// A regular file, or standard input ("-"), as bytes in order. gzip (RFC 1952) and Zstandard (RFC
-/// 8878) are recognized by their first bytes, whatever the name, and decompressed; consecutive
-/// members or frames are one text. Memory does not grow with the file. The constructor throws
-/// Exit::data with the path if the file can't be opened or is not a regular file; read() throws it
-/// if reading fails, or if compressed data are damaged, cut short or followed by anything else.
+/// 8878) are recognized by their first bytes, whatever the name, and decompressed; consecutive gzip
+/// members or Zstandard frames are read as one text. Memory use does not grow with the file. The
+/// constructor throws Exit::data with the path if the file can't be opened or is not a regular
+/// file; read() throws the same error if reading fails, or if compressed data are damaged, cut
+/// short or followed by anything else.
 class InputStream {
  public:
   explicit InputStream(const std::string& path);
@@ -21,9 +22,9 @@ class InputStream {
   InputStream(const InputStream&) = delete;
   InputStream& operator=(const InputStream&) = delete;
 
-  /// Appends up to `most` bytes to `out`. Returns false at the end, where it appends nothing.
+  /// Appends up to `most` bytes to `out`. At the end, appends nothing and returns false.
   bool read(std::string& out, size_t most);
-  /// Returns how many bytes of the file, before decompression, were read so far.
+  /// Returns the number of bytes that were read from the file so far, counted before decompression.
   uint64_t consumed() const;
 
  private:

@@ -12,8 +12,8 @@ namespace {
 constexpr size_t max_values = 10'000'000;
 
 /// Builds the document from the parser's events. The library's own builder searches all earlier
-/// keys of an object for each new one. This one appends the key, and a set detects one that occurs
-/// twice.
+/// keys of an object for each new one. This builder appends the key, and a set detects keys that
+/// occur twice.
 class Builder {
  public:
   Builder(const std::string& where, Exit code, size_t depth)
@@ -26,7 +26,7 @@ class Builder {
   bool number_unsigned(Json::number_unsigned_t v) { return put(v); }
   bool number_float(Json::number_float_t v, const std::string&) { return put(v); }
   bool string(std::string& v) { return put(std::move(v)); }
-  bool binary(Json::binary_t&) { return false; }  // text has none
+  bool binary(Json::binary_t&) { return false; }  // JSON text has no binary values
   bool start_object(size_t) { return open(Json::object()); }
   bool start_array(size_t) { return open(Json::array()); }
   bool end_object() { return close(); }
@@ -46,7 +46,7 @@ class Builder {
 
  private:
   struct Level {
-    Json* node;  // a stable address: nothing is added beside it while it is open
+    Json* node;  // its address is stable: its parent does not grow while it is open
     std::unordered_set<std::string> keys;
   };
 
@@ -55,7 +55,8 @@ class Builder {
     return true;
   }
   bool open(Json value) {
-    if (open_.size() == depth_) fail(code_, where_, ": JSON deeper than ", depth_, " levels");
+    if (open_.size() == depth_)
+      fail(code_, where_, ": the JSON is nested deeper than ", depth_, " levels");
     open_.push_back({place(std::move(value)), {}});
     return true;
   }
@@ -64,7 +65,8 @@ class Builder {
     return true;
   }
   Json* place(Json value) {
-    if (++values_ > max_values) fail(code_, where_, ": JSON of more than ", max_values, " values");
+    if (++values_ > max_values)
+      fail(code_, where_, ": the JSON has more than ", max_values, " values");
     if (open_.empty()) return &(root_ = std::move(value));
     Json& parent = *open_.back().node;
     if (parent.is_array()) return &parent.get_ref<Json::array_t&>().emplace_back(std::move(value));
@@ -88,7 +90,7 @@ const Json* member(const Json& json, const char* key) {
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& where, Exit code, size_t depth) {
-  // The library would treat a NUL as the end and ignore what follows it.
+  // The library would treat a NUL as the end of the text and ignore what follows.
   if (const auto at = text.find('\0'); at != std::string_view::npos)
     fail(code, where, ": byte ", at, " is NUL, which JSON does not allow");
   Builder builder(where, code, depth);

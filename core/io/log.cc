@@ -106,7 +106,8 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
     shown += '\n';
     std::fwrite(shown.data(), 1, shown.size(), out);
 
-    // A closed or full stream must not end the run: count the line, and try again with the next.
+    // A closed or full stream must not end the run: count the lost line, and try again with the
+    // next one.
     if (std::fflush(out) != 0 || std::ferror(out) != 0) {
       ++dropped;
       std::clearerr(out);
@@ -121,7 +122,7 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
 struct Log {
   std::shared_ptr<ConsoleSink> console = std::make_shared<ConsoleSink>();
   spdlog::logger logger{"lathe", console};
-  std::mutex mutex;                                        // of log() and set_log_prefix()
+  std::mutex mutex;                                        // for log() and set_log_prefix()
   std::vector<std::pair<Level, std::string>> before_file;  // logged before log.txt was open
   std::string prefix;
   bool has_file = false;
@@ -160,7 +161,8 @@ void set_log_prefix(const std::string& prefix) {
 
 void log(Level level, const std::string& text) {
   auto& log = instance();
-  // A problem may quote anything from a file or a command line, and log.txt must stay text.
+  // A warning or error may quote anything from a file or a command line, and log.txt must stay
+  // readable text.
   std::string message = level >= Level::warn ? printable(text) : text;
   {
     const std::lock_guard lock(log.mutex);
@@ -186,8 +188,9 @@ PrintableStreams::~PrintableStreams() {
 
 void open_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    // open() returns the lowest free number, which must be this one. Results that go to a closed
-    // standard output are lost, so writing to it must fail, as it would without this.
+    // open() returns the lowest free descriptor, which must be `fd`. Standard output is opened for
+    // reading only, so that writing to it still fails: otherwise, results would be lost without an
+    // error.
     const int mode = fd == STDOUT_FILENO ? O_RDONLY : O_RDWR;
     if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", mode) != fd)
       fail(Exit::io, "cannot open /dev/null in place of a standard stream that is closed");
@@ -197,7 +200,7 @@ void open_standard_streams() {
 void set_console_level(Level level) { instance().console->set_level(level_of(level)); }
 
 void open_log_file(const std::string& path) {
-  // This refuses a pipe without a reader, on which spdlog would block.
+  // OutputFile refuses a pipe without a reader, on which spdlog would block.
   OutputFile(path, OutputFile::Open::append).close();
   try {
     auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);

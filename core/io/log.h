@@ -1,6 +1,6 @@
 // The console and the log file. They are written with spdlog, which this header does not include.
 // Information goes to standard output; warnings and errors go to standard error. The run's log.txt
-// gets all of it, including up to 1000 lines that were logged before it was opened. A progress line
+// gets all lines, including up to 1000 that were logged before the file was opened. A progress line
 // is rewritten in place on a terminal and omitted otherwise.
 #pragma once
 
@@ -58,8 +58,8 @@ void set_log_prefix(const std::string& prefix);
 /// Also appends every line to this file, with time and level, beginning with up to 1000 lines that
 /// were logged earlier. Throws Exit::io if the file can't be opened.
 void open_log_file(const std::string& path);
-/// Returns how many lines were lost so far because standard output or standard error is closed or
-/// full.
+/// Returns the number of lines that were lost so far because standard output or standard error was
+/// closed or full.
 int64_t lines_dropped();
 /// Returns whether standard output is a terminal that accepts control sequences.
 bool is_terminal();

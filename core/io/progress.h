@@ -1,4 +1,5 @@
-// A progress bar on a terminal: one line, rewritten in place; elsewhere nothing.
+// A progress bar: one line on a terminal, rewritten in place. Nothing is shown if standard output
+// is not a terminal.
 #pragma once
 
 #include <string>
@@ -8,31 +9,32 @@
 
 namespace lathe {
 
-/// Returns "4:05", "1:02:03", "346 days".
+/// Returns a duration as text: "4:05", "1:02:03", "346 days".
 std::string duration_text(double seconds);
 
-/// Returns whether text on a terminal may have colors: NO_COLOR is not set.
+/// Returns whether text on a terminal may have colors: NO_COLOR is unset or empty, and TERM is not
+/// "dumb".
 bool wants_color();
 
-/// Returns "WHAT [#####.....]  50%  fact  fact  eta 1:23" in at most `width` columns: the bar
-/// shrinks first, then facts are dropped from the end, then the eta, then the bar, then the line is
-/// cut. `share`: 0 to 1; `eta`: seconds, < 0 if not known. `color` makes the bar green.
+/// Returns "WHAT [#####.....]  50%  fact  fact  eta 1:23" in at most `width` columns: the bar is
+/// shortened first; then facts are dropped from the end, then the eta, then the bar; then the line
+/// is cut. `share`: 0 to 1; `eta`: remaining seconds; < 0: unknown. `color` makes the bar green.
 std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts,
                      double eta, size_t width, bool color);
 
 /// Shows the progress of a task. The destructor removes the line, and so does logging.
 class ProgressBar {
  public:
-  /// `what` is shown before the bar; `all` is the amount of work in any unit; `done` is the amount
-  /// done before.
+  /// `what`: text before the bar; `all`: the amount of work, in any unit; `done`: the amount of it
+  /// that is done already.
   ProgressBar(std::string what, double all, double done = 0);
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
-  /// Shows the line, at most ten times a second. `eta`: seconds left; < 0: computed from the rate
-  /// so far.
+  /// Shows the progress line, at most ten times a second. `eta`: remaining seconds; < 0: computed
+  /// from the rate so far.
   void show(double done, const std::vector<std::string>& facts = {}, double eta = -1);
-  /// Changes `what`.
+  /// Changes the text before the bar.
   void rename(std::string what) { what_ = std::move(what); }
 
  private:

@@ -28,7 +28,8 @@ constexpr uint64_t max_header = 100'000'000;  // the format's own limit
 
 bool by_name(const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; }
 
-/// Reads a header entry, and checks its shape and offsets against each other and the buffer.
+/// Reads an entry of the header, and checks that its shape and offsets match each other and lie
+/// within `buffer`.
 TensorEntry read_entry(const std::string& file, const std::string& name, const Json& json,
                        std::span<const std::byte> buffer) {
   const std::string where = str(file, ": tensor \"", name, "\"");
@@ -45,11 +46,11 @@ TensorEntry read_entry(const std::string& file, const std::string& name, const J
   if (!shape.is_array()) fail(Exit::checkpoint, where, ": its shape is not a list");
   for (const auto& dim : shape) {
     if (!dim.is_number_unsigned())
-      fail(Exit::checkpoint, where, ": a dimension that is not a whole number");
+      fail(Exit::checkpoint, where, ": a dimension is not a whole number");
     const auto d = dim.get<uint64_t>();
     if (d > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
         (d != 0 && bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / d)) {
-      fail(Exit::checkpoint, where, ": a shape too large");
+      fail(Exit::checkpoint, where, ": a shape that is too large");
     }
     bytes *= d;
     entry.shape.push_back(static_cast<int64_t>(d));
@@ -63,11 +64,11 @@ TensorEntry read_entry(const std::string& file, const std::string& name, const J
 
   const auto begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
   if (begin > end || end > buffer.size()) {
-    fail(Exit::checkpoint, where, ": bytes ", begin, " to ", end, " are outside the file's ",
-         buffer.size());
+    fail(Exit::checkpoint, where, ": bytes ", begin, " to ", end,
+         " are not within the data of the file, whose size is ", buffer.size());
   }
   if (end - begin != bytes) {
-    fail(Exit::checkpoint, where, ": its shape needs ", bytes, " bytes and it has ", end - begin);
+    fail(Exit::checkpoint, where, ": its shape needs ", bytes, " bytes, but it has ", end - begin);
   }
   entry.bytes = buffer.subspan(begin, end - begin);
   return entry;
@@ -112,7 +113,7 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   for (const auto& t : tensors) {
     LATHE_CHECK(safetensors_dtype_size(t.dtype) > 0, "safetensors: the tensor ", t.name,
                 " has the dtype ", t.dtype, ", whose size is not known");
-    // Appended, since header[name] would search all names before it.
+    // Append the entry, since header[name] would search all previous names.
     header.get_ref<Json::object_t&>().emplace_back(
         t.name,
         Json{
@@ -126,7 +127,7 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   OutputFile file(path, OutputFile::Open::create);
   LargeWrites writes(file);
   Checksum sum;
-  // Parts fit into a core's cache, so that the checksum reads them from there.
+  // Each part fits into a core's cache, so that the checksum reads it from there.
   constexpr size_t part = size_t{256} << 10;
   const auto put = [&](const void* data, size_t bytes) {
     for (size_t at = 0; at < bytes; at += part) {
@@ -176,20 +177,21 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
     }
   }
 
-  // In the order of their bytes, tensors must follow each other exactly, so that no byte of the
-  // file is unchecked. Empty tensors come before the one at the same address.
+  // Sorted by the addresses of their bytes, tensors must follow each other without gap or overlap,
+  // so that no byte of the file is unchecked. An empty tensor comes before a tensor with elements
+  // at the same address.
   std::sort(tensors_.begin(), tensors_.end(), [](const auto& a, const auto& b) {
     return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
   });
   const std::byte* expected = buffer.data();
   for (const auto& t : tensors_) {
     if (t.bytes.data() != expected)
-      fail(Exit::checkpoint, name, ": a gap or overlap before tensor \"", t.name, "\"");
+      fail(Exit::checkpoint, name, ": there is a gap or overlap before tensor \"", t.name, "\"");
     expected += t.bytes.size();
   }
 
   if (expected != buffer.data() + buffer.size())
-    fail(Exit::checkpoint, name, ": bytes behind the last tensor");
+    fail(Exit::checkpoint, name, ": there are bytes after the last tensor");
 
   for (auto& t : tensors_) {
     if (const auto note = metadata_.find(t.name); note != metadata_.end()) t.note = note->second;

@@ -22,24 +22,24 @@ struct TensorEntry {
   std::string dtype;
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  ///< contiguous, row-major, little-endian; not owned
-  /// If set, it takes the place of `bytes`: it is called when the entry is written, and passes the
-  /// bytes to `put` part by part.
+  /// If set, replaces `bytes`: it is called when the entry is written, and passes the bytes to
+  /// `put` in parts.
   std::function<void(const std::function<void(std::span<const std::byte>)>& put)> stream{};
-  std::string note{};  ///< what "__metadata__" has under the tensor's name; empty: nothing
+  std::string note{};  ///< value of "__metadata__" under the tensor's name; empty: none
 
   /// Returns the product of the sizes.
   int64_t numel() const;
-  /// Returns how many bytes the elements take; 0 for a dtype that safetensors does not have.
+  /// Returns the number of bytes of all elements; 0 for a dtype that safetensors does not have.
   uint64_t size() const;
-  /// Passes the bytes to `put`, part by part.
+  /// Passes the bytes to `put`, in parts if `stream` is set.
   void write(const std::function<void(std::span<const std::byte>)>& put) const;
 };
 
-/// Returns the bytes of one element of a safetensors dtype; 0 for an unknown dtype.
+/// Returns the size in bytes of one element of a safetensors dtype; 0 for an unknown dtype.
 int64_t safetensors_dtype_size(const std::string& dtype);
 
-/// Writes and syncs the file, and returns its checksum. `metadata` and the tensors' notes become
-/// "__metadata__".
+/// Writes a safetensors file, syncs it, and returns its checksum (core/io/checksum.h). `metadata`
+/// and the tensors' notes become "__metadata__".
 std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> tensors,
                               const std::map<std::string, std::string>& metadata = {});
 

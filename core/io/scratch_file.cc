@@ -19,9 +19,9 @@
 namespace lathe {
 namespace {
 
-constexpr size_t page = 4096;  // direct transfers begin and end on one
+constexpr size_t page = 4096;  // direct transfers begin and end at multiples of this
 
-/// Opens a file that has no name in the folder; -1 where it can't.
+/// Opens an unnamed file in the folder. Returns its descriptor, or -1 with errno set.
 int open_unnamed(const fs::path& folder) {
   constexpr mode_t own = 0600;
   const int fd = retry_interrupted(
@@ -30,7 +30,8 @@ int open_unnamed(const fs::path& folder) {
   if (!is_unknown) return fd;
 
   // The file system has no unnamed files (NFS, for example): create a file and remove its name as
-  // soon as it is open. A process of another machine may have the same process ID.
+  // soon as it is open. A process on another machine may have the same process ID and use the same
+  // names, so several names are tried.
   int named = -1;
   for (int i = 0; i < 1000; ++i) {
     const fs::path path = folder / str(".lathe-scratch-", ::getpid(), "-", i);
@@ -78,7 +79,8 @@ ScratchFile::ScratchFile(const fs::path& folder, uint64_t bytes) : folder_(neare
     return;
   }
 
-  // The destructor does not run, and closing must not change what is reported.
+  // The destructor does not run if the constructor throws, so close the file here. That must not
+  // change the errno that is reported.
   const int number = errno;
   file_calls.close(std::exchange(fd_, -1));
   errno = number;
@@ -98,7 +100,7 @@ void ScratchFile::map(std::byte* at, uint64_t offset, size_t bytes) const {
 }
 
 void ScratchFile::discard(uint64_t offset, size_t bytes) const {
-  // Where the file system can't do that, the space is freed with the file.
+  // If the file system doesn't support this, the space is freed with the file.
   file_calls.fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                        static_cast<off_t>(bytes));
 }
@@ -119,7 +121,8 @@ ScratchFile::~ScratchFile() {
 
 void ScratchFile::bypass_cache() {
   if (direct_fd_ >= 0) return;
-  // The file has no other name. Some file systems refuse the flag: everything is cached there.
+  // The file has no name, so it is opened again through /proc. Some file systems refuse O_DIRECT;
+  // transfers then use the page cache.
   const std::string path = str("/proc/self/fd/", fd_);
   direct_fd_ = retry_interrupted(
       [&] { return file_calls.open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC, 0); });
@@ -131,12 +134,12 @@ void ScratchFile::fails(const std::string& what) const {
                   number);
 }
 
-/// Calls call(descriptor, memory, bytes, offset), which reads or writes a part, until all of it is
-/// transferred.
+/// Calls call(descriptor, memory, bytes, offset), which reads or writes some of the bytes, until
+/// all bytes are transferred.
 template <class Call>
 void ScratchFile::transfer(const char* name, uint64_t offset, char* memory, size_t bytes,
                            Call&& call) const {
-  bool is_refused = false;  // by a disk with larger pages
+  bool is_refused = false;  // O_DIRECT is refused, by a disk with larger pages
   while (bytes > 0) {
     const bool is_aligned = (offset | reinterpret_cast<uintptr_t>(memory) | bytes) % page == 0;
     const bool is_direct = direct_fd_ >= 0 && is_aligned && !is_refused;

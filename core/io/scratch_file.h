@@ -1,10 +1,11 @@
-// An unnamed file for data that does not fit into the memory of a process, and the thread that
-// reads and writes parts of it.
+// An unnamed file for data that does not fit into the memory of a process, and a thread that reads
+// and writes parts of the file.
 //
 // The file has no name (O_TMPFILE). Where the file system has no unnamed files, its name is removed
-// as soon as it is open. The kernel therefore frees it however the process ends, even with kill -9.
-// Space is reserved when the file is opened or grown, so that a full disk is an error there and not
-// in a later write. The optimizer's state is reserved at the start of a run.
+// as soon as it is open. The operating system therefore frees the file however the process ends,
+// even with kill -9. Space is reserved when the file is opened or grown, so that a full disk is an
+// error at that moment and not in a later write. The optimizer's state is reserved at the start of
+// a run.
 #pragma once
 
 #include <condition_variable>
@@ -28,8 +29,8 @@ struct TransferTimes {
   std::string text() const;
 };
 
-/// A file that is initially zero. Its functions throw FileError with Exit::io. Several threads may
-/// call them for parts that do not overlap.
+/// A scratch file, whose bytes are initially zero. Its functions throw FileError with Exit::io if
+/// they fail. Several threads may call them for parts that do not overlap.
 class ScratchFile {
  public:
   /// Opens a file of `bytes` bytes in nearest_folder(`folder`), and reserves its space if the file
@@ -40,7 +41,7 @@ class ScratchFile {
   ScratchFile& operator=(const ScratchFile&) = delete;
 
   /// Extends the file to `bytes` bytes and reserves the additional space. Does nothing if the file
-  /// is that long already.
+  /// has that length already.
   void grow(uint64_t bytes);
   /// Reads `bytes` bytes at `offset`.
   void read(uint64_t offset, void* to, size_t bytes) const;
@@ -50,8 +51,8 @@ class ScratchFile {
   /// Maps `bytes` bytes of the file at `offset` to the address `at`, as shared memory. All three
   /// arguments must be multiples of the page size.
   void map(std::byte* at, uint64_t offset, size_t bytes) const;
-  /// Returns the space of a part to the disk. The part then reads as zeros. If the file system does
-  /// not support this, the part is unchanged. Does not throw.
+  /// Frees the disk space of a part of the file. The part then reads as zeros. If the file system
+  /// does not support this, the part is unchanged. Does not throw.
   void discard(uint64_t offset, size_t bytes) const;
   /// Makes later transfers bypass the page cache (O_DIRECT) if the file system supports that. This
   /// applies to parts that begin and end at multiples of 4096 bytes, and to memory that begins at
@@ -83,7 +84,7 @@ class WorkThread {
   WorkThread(const WorkThread&) = delete;
   WorkThread& operator=(const WorkThread&) = delete;
 
-  /// Adds a function, which is called after those that were added before it.
+  /// Adds a function, which is called after those that were added earlier.
   void add(std::function<void()> work);
 
  private:

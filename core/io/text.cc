@@ -77,8 +77,8 @@ bool is_utf8(std::string_view text) { return utf8_end(text, 0) == text.size(); }
 
 namespace {
 
-/// Returns whether a character changes the direction of the text after it, which can make a line
-/// appear in another order than its characters have: U+202A to U+202E and U+2066 to U+2069.
+/// Returns whether a character changes the direction of the text after it, so that a line may
+/// appear in another order than that of its characters: U+202A to U+202E and U+2066 to U+2069.
 bool is_bidi_control(std::string_view c) {
   return c.size() == 3 && ((c.starts_with("\xE2\x80") && c[2] >= '\xAA' && c[2] <= '\xAE') ||
                            (c.starts_with("\xE2\x81") && c[2] >= '\xA6' && c[2] <= '\xA9'));

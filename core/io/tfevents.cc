@@ -23,7 +23,7 @@ uint32_t masked_crc(std::string_view bytes) {
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
 }
 
-/// Little-endian bytes of a number.
+/// Returns the little-endian bytes of a number.
 template <class T>
 std::string bytes_of(T value) {
   static_assert(std::endian::native == std::endian::little);
@@ -89,14 +89,14 @@ uint64_t complete_tf_records_end(std::string_view file) {
   return end;
 }
 
-// Summary.Value: 1 tag, 2 simple_value, 5 histo, 8 tensor, 9 metadata.
+// Fields of Summary.Value: 1 tag, 2 simple_value, 5 histo, 8 tensor, 9 metadata.
 std::string tf_scalar(const std::string& tag, double value) {
   return part(1, tag) + real32(2, static_cast<float>(value));
 }
 
 std::string tf_text(const std::string& tag, const std::string& text) {
-  // A TensorProto (1 dtype, 2 shape, 8 string_val) of no dims; SummaryMetadata's 1 is the plugin, 4
-  // the kind of data.
+  // Fields of TensorProto: 1 dtype, 2 shape (here without dims), 8 string_val. Fields of
+  // SummaryMetadata: 1 plugin_data, 4 data_class.
   const std::string tensor = whole(1, /*DT_STRING*/ 7) + part(2, "") + part(8, text);
   return part(1, tag) + part(8, tensor) +
          part(9, part(1, part(1, "text")) + whole(4, /*DATA_CLASS_TENSOR*/ 2));
@@ -109,7 +109,7 @@ std::string tf_histogram(const std::string& tag, const Histogram& h) {
                      real(5, h.sum_squares) + reals(6, h.limits) + reals(7, h.counts));
 }
 
-// Event: 1 wall_time, 2 step, 3 file_version, 5 summary.
+// Fields of Event: 1 wall_time, 2 step, 3 file_version, 5 summary.
 std::string tf_event(double time, int64_t step, const std::vector<std::string>& values) {
   std::string summary;
   for (const std::string& value : values) summary += part(1, value);

@@ -1,6 +1,7 @@
 // TensorBoard's event files: TFRecords of Event protobufs. The few fields that a training run
-// writes are encoded by hand. tensorflow/core/util/event.proto, framework/summary.proto;
-// lib/io/record_writer.h for the framing.
+// writes are encoded by hand. The messages are defined in tensorflow/core/util/event.proto and
+// tensorflow/core/framework/summary.proto, and the framing in
+// tensorflow/core/lib/io/record_writer.h.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +11,33 @@
 
 namespace lathe {
 
-/// Returns the CRC-32C (Castagnoli, RFC 3720) that TFRecords mask.
+/// Returns the CRC-32C checksum (Castagnoli, RFC 3720), which TFRecords contain in masked form.
 uint32_t crc32c(std::string_view bytes);
 
-/// Returns a record: length, masked checksum of the length, data, masked checksum of the data.
+/// Returns `data` as a record: length, masked checksum of the length, data, masked checksum of the
+/// data.
 std::string tf_record(std::string_view data);
-/// Returns where the last complete record of a file's bytes ends; what follows is cut short or not
-/// a record.
+/// Returns the position in a file's bytes at which the last complete record ends. What follows is
+/// cut short or not a record.
 uint64_t complete_tf_records_end(std::string_view file);
 
-/// Counts of values between limits: counts[i] counts those from limits[i - 1] (or min) up to
-/// limits[i].
+/// Counts of values between limits: counts[i] is the number of values from limits[i - 1] (or min)
+/// up to limits[i].
 struct Histogram {
   std::string name;
   double min = 0, max = 0, sum = 0, sum_squares = 0;
   std::vector<double> limits{}, counts{};
 };
 
-// These return a value of an event, encoded.
+// Each of these functions returns an encoded value for tf_event().
 std::string tf_scalar(const std::string& tag, double value);
 /// Returns an encoded text value. `text` is UTF-8, and TensorBoard shows it as Markdown.
 std::string tf_text(const std::string& tag, const std::string& text);
 std::string tf_histogram(const std::string& tag, const Histogram& histogram);
 
-/// Returns an event of those values, as a record. `time`: seconds since 1970.
+/// Returns an event with these encoded values, as a record. `time`: seconds since 1970.
 std::string tf_event(double time, int64_t step, const std::vector<std::string>& values);
-/// Returns the record that a file begins with.
+/// Returns the record with which an event file must begin.
 std::string tf_first_event(double time);
 
 }  // namespace lathe

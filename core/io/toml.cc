@@ -8,15 +8,14 @@
 
 #include "core/io/text.h"
 
-// toml++ 3.3 aborts on some malformed input ("[="). Here a failed assertion is a parse error like
-// any other.
+// toml++ 3.3 aborts on some malformed input ("[="). With this definition, a failed assertion is a
+// parse error like any other.
 #define TOML_ASSERT(expr)                                    \
   do {                                                       \
     if (!(expr)) throw std::runtime_error("malformed TOML"); \
   } while (false)
-// For a letter that is not ASCII and stands outside of a string, toml++'s character tables reach
-// code that they mark as unreachable. Such a letter belongs to none of their classes, so the answer
-// is false.
+// For a non-ASCII letter outside of a string, toml++'s character tables reach code that they mark
+// as unreachable. Such a letter belongs to none of their character classes, so return false.
 #include <toml++/impl/forward_declarations.h>
 #undef TOML_UNREACHABLE
 #define TOML_UNREACHABLE return false
@@ -76,8 +75,8 @@ void check_depth(std::string_view text, const std::string& name) {
     if (nested > max_depth || dots > max_depth) {
       const auto line =
           1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(i), '\n');
-      fail(Exit::usage, name, ":", line, ":1: deeper than ", max_depth,
-           " levels; a config has sections and keys");
+      fail(Exit::usage, name, ":", line, ":1: tables are nested deeper than ", max_depth,
+           " levels; a config has only sections and keys");
     }
     ++i;
   }
@@ -90,10 +89,11 @@ toml::table parse(std::string_view text, const std::string& name) {
   });
   if (bad != text.end()) {
     const auto line = 1 + std::count(text.begin(), bad, '\n');
-    fail(Exit::usage, name, ":", line, ":1: a control byte; a config file is plain text");
+    fail(Exit::usage, name, ":", line,
+         ":1: a control character is not allowed; a config file is plain text");
   }
   if (text.find("\xEF\xBB\xBF", 1) != std::string_view::npos)
-    fail(Exit::usage, name, ": a stray byte-order mark");
+    fail(Exit::usage, name, ": there is a byte-order mark after the beginning; remove it");
   check_depth(text, name);
   try {
     return toml::parse(text);
@@ -152,7 +152,7 @@ std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name
     const auto* table = node.as_table();
     if (table == nullptr) {
       fail(Exit::usage, place(name, section.source()), ": \"", section.str(),
-           "\" stands outside a section; put it under one, such as [train]");
+           "\" is outside of all sections; put it under one, such as [train]");
     }
     for (const auto& [key, value] : *table) {
       TomlEntry entry{.key = str(section.str(), ".", key.str()),
@@ -186,8 +186,8 @@ ConfigValue parse_value(std::string_view text) {
 
 namespace {
 
-/// Returns a TOML float that reads back as the same number, with as few digits as that needs of 6,
-/// 15 and 17.
+/// Returns a TOML float that reads back as the same number, with 6, 15 or 17 digits: the fewest
+/// that suffice.
 std::string toml_number(double d) {
   if (!std::isfinite(d)) return std::isnan(d) ? "nan" : d > 0 ? "inf" : "-inf";
   char text[40];
@@ -204,7 +204,7 @@ std::string toml_string(const std::string& s) {
   std::string out = "\"";
   for (size_t i = 0; i < s.size(); ++i) {
     const char c = s[i];
-    // A byte-order mark, which the parser refuses unless it is escaped.
+    // The parser refuses a byte-order mark unless it is escaped.
     if (s.compare(i, 3, "\xEF\xBB\xBF") == 0) {
       out += "\\uFEFF";
       i += 2;

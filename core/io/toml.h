@@ -11,13 +11,14 @@
 
 namespace lathe {
 
-/// A value of one of TOML's four scalar kinds.
+/// A scalar value that a config may have.
 using ConfigScalar = std::variant<bool, int64_t, double, std::string>;
 /// A list of tables, each with its keys in the order of the file.
 using ConfigTables = std::vector<std::vector<std::pair<std::string, ConfigScalar>>>;
 /// The value of a config key.
 using ConfigValue = std::variant<bool, int64_t, double, std::string, ConfigTables>;
 
+/// A key of a config file with its value and position.
 struct TomlEntry {
   std::string key;  ///< "section.name"
   ConfigValue value;
@@ -28,13 +29,13 @@ struct TomlEntry {
 /// a repeated key, a key outside a section, a value that is neither a scalar nor a list of tables
 /// of scalars, more than 8 levels, or a file over 1 MiB or with control bytes.
 std::vector<TomlEntry> read_toml(const std::string& path);
-/// Does the same for text; messages call it `name`.
+/// Does the same for `text`, which error messages call `name`.
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name);
-/// Reads a value typed on a command line by TOML's rules. Text that is not a TOML value is returned
+/// Parses a value from a command line by TOML's rules. Text that is not a TOML value is returned
 /// unchanged, as a string.
 ConfigValue parse_value(std::string_view text);
-/// Returns a value as TOML text. Reading it back gives the same value, but bytes that are not UTF-8
-/// become U+FFFD.
+/// Returns a value as TOML text. Reading the text back gives the same value, except that bytes that
+/// are not UTF-8 become U+FFFD.
 std::string toml_text(const ConfigValue& value);
 
 }  // namespace lathe

@@ -12,18 +12,20 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-// GELU, tanh form: x s(2 k (x + c x^3)), s the logistic function, since (1 + tanh z) / 2 = s(2 z).
+// The tanh form of GELU is x s(2 k (x + c x^3)), where s is the logistic function and k = sqrt(2 /
+// pi), since (1 + tanh z) / 2 = s(2 z).
 inline constexpr float gelu_2k = 1.5957691216057308f, gelu_c = 0.044715f;
 
-// Returns GELU. Beyond +-30 it is 0 or x in float32, and its derivative is 0 or 1; powers of a
-// larger x would overflow.
+/// Returns gelu(x). x is clamped to at least -30, below which GELU is 0 in float32, since powers of
+/// a larger |x| would overflow.
 HWY_INLINE V gelu_of(V given) {
   const V x = at_least(-30, given), square = hn::Mul(x, x);
   const V z = hn::Mul(hn::Mul(x, set(gelu_2k)), hn::MulAdd(square, set(gelu_c), set(1)));
   return hn::Mul(x, sigmoid_of(z));
 }
-/// Returns d gelu / dx = s + x s (1 - s) 2 k (1 + 3 c x^2). 1 - s is computed as e s with e =
-/// exp(-2 z), since the difference would cancel.
+/// Returns d gelu / dx = s + x s (1 - s) 2 k (1 + 3 c x^2), where s = 1 / (1 + e) and e = exp(-2 k
+/// (x + c x^3)). 1 - s is computed as e s, since the difference would cancel. Beyond +-30, the
+/// derivative is 0 or 1 in float32, so x is clamped to this range.
 HWY_INLINE V gelu_grad(V given) {
   const V x = at_most(30, at_least(-30, given)), square = hn::Mul(x, x);
   const V z = hn::Mul(hn::Mul(x, set(gelu_2k)), hn::MulAdd(square, set(gelu_c), set(1)));
@@ -31,12 +33,13 @@ HWY_INLINE V gelu_grad(V given) {
   const V dz = hn::Mul(set(gelu_2k), hn::MulAdd(square, set(3 * gelu_c), set(1)));
   return hn::MulAdd(hn::Mul(hn::Mul(x, dz), s), hn::Mul(e, s), s);
 }
-// Returns v, or 0 for x below -100, where the logistic function is below 4e-44. exp_of() is
-// bounded, so sigmoid_of() is not that small there, and a large factor would make the error
-// visible. silu_of(-infinity) is NaN, as 0 times infinity is.
+// Returns v, or 0 for x below -100, where the logistic function is below 4e-44. sigmoid_of() is
+// larger than that there, since exp_of() is bounded, and a large factor x would make the error
+// visible. silu_of(-infinity) is NaN, since 0 times infinity is NaN.
 HWY_INLINE V zero_far_below(V x, V v) { return hn::IfThenZeroElse(hn::Lt(x, set(-100)), v); }
-/// Returns silu: x s(x). Its derivative is s + x s (1 - s).
+/// Returns silu(x) = x s(x).
 HWY_INLINE V silu_of(V x) { return hn::Mul(x, zero_far_below(x, sigmoid_of(x))); }
+/// Returns the derivative of silu: s + x s (1 - s). It is NaN if x is infinite or NaN.
 HWY_INLINE V silu_grad(V given) {
   const V x = at_most(100, at_least(-100, given));
   const V e = exp_of(hn::Neg(x)), s = inverse_of(hn::Add(set(1), e));

@@ -7,8 +7,8 @@ namespace {
 
 constexpr int activation_threads = 256;
 
-/// Returns the same as gelu_grad in core/kernels/activation-inl.h. Beyond +-10 it is 0 or 1 to
-/// 1e-36, and e would overflow.
+/// Returns the same derivative as gelu_grad() in core/kernels/activation-inl.h. Beyond +-10 it
+/// differs from 0 or 1 by less than 1e-36, so x is clamped there, since e would overflow.
 template <class T>
 __device__ float gelu_grad(float given) {
   const float x = given < -10 ? -10 : given > 10 ? 10 : given, square = x * x;

@@ -1,5 +1,5 @@
-// Launches core/kernels/activation.h's functions on a CUDA stream. All pointers are device
-// pointers.
+// Launches GELU's backward pass (core/kernels/activation.h) on a CUDA stream. All pointers are
+// device pointers.
 #pragma once
 
 #include <cuda_runtime.h>

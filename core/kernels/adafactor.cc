@@ -14,7 +14,9 @@ namespace {
 
 constexpr double least = 1e-30;  // the paper's epsilon_1
 
-/// Calls f(at, n, row, column) for blocks of elements, each within one row, of rows [begin, end).
+/// Divides rows [begin, end) into blocks of up to update_block elements, each within one row. Calls
+/// f(at, n, row, column) for each block, where `at` is the index of its first element, n its
+/// length, and `row` and `column` the position of its first element.
 template <class F>
 void each_block(const AdafactorArgs& a, int64_t begin, int64_t end, F&& f) {
   for (int64_t row = begin; row < end; ++row) {
@@ -54,8 +56,8 @@ double moments(const AdafactorArgs& f, const UpdateRule& rule, const StepControl
     return sum;
   }
 
-  // Factored: a row's mean is complete with its last block. The columns' sums go to the caller,
-  // since other pieces add to them.
+  // Factored: a row's mean is complete after its last block. The columns' sums are returned to the
+  // caller, since other ranges of rows add to them too.
   double row_sum = 0;
   each_block(f, begin, end, [&](int64_t at, int64_t n, int64_t row, int64_t column) {
     squares(at, n);

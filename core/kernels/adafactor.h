@@ -3,15 +3,16 @@
 //  r = b r + (1 - b) mean of x over columns;  c = b c + (1 - b) mean of x over rows
 //  v = r c / mean(r);  u = g / sqrt(v);  scale = 1 / max(1, RMS(u) / d) times the caller's factors
 //  p = (1 - lr wd) p - lr scale u
-// Any other parameter has v = b v + (1 - b) x. Weight decay is decoupled, as in
-// torch.optim.Adafactor.
+// A parameter that is not a matrix is not factored: v = b v + (1 - b) x. Weight decay is decoupled,
+// as in torch.optim.Adafactor.
 #pragma once
 
 #include "core/kernels/update.h"
 
 namespace lathe {
 
-/// State 0: r [rows] and state 1: c [columns]; or state 0: v [n], where rows is 0.
+/// The arguments of an update. State 0 is r [rows] and state 1 is c [columns]. If the parameter is
+/// not factored, `rows` is 0 and state 0 is v [n].
 struct AdafactorArgs {
   UpdateArgs update;
   int64_t rows = 0, columns = 0;
@@ -28,11 +29,12 @@ double adafactor_moments_cpu(const AdafactorArgs& args, const UpdateRule& rule,
 /// and 1 / sqrt(c) [columns].
 void adafactor_factors_cpu(const AdafactorArgs& args, const double* columns, double* row_factors,
                            double* column_factors);
-/// Returns the sum of squares of u. The factors are null for a parameter that is not factored.
+/// Returns the sum of squares of u over rows or elements [begin, end). The factors are null for a
+/// parameter that is not factored.
 double adafactor_direction_cpu(const AdafactorArgs& args, const UpdateRule& rule,
                                const StepControl& control, int64_t begin, int64_t end,
                                const double* row_factors, const double* column_factors);
-/// Sets p = (1 - lr wd) p - lr scale u.
+/// Sets p = (1 - lr wd) p - lr scale u for rows or elements [begin, end).
 void adafactor_update_cpu(const AdafactorArgs& args, const UpdateRule& rule, StepControl* control,
                           int64_t begin, int64_t end, const double* row_factors,
                           const double* column_factors, double scale);

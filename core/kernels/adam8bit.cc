@@ -19,14 +19,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-/// Returns the level nearest to x in [-1, 1], by the bounds [255] between levels (level_bounds()):
-/// the lower level of two where x is a bound.
+/// Returns the index of the level nearest to x in [-1, 1], given the bounds [255] between levels
+/// (level_bounds()). If x is a bound, returns the index of the lower level.
 inline uint8_t nearest_level(float x, const float* bounds) {
   int at = 0;
   for (int step = levels / 2; step > 0; step /= 2) at += bounds[at + step - 1] < x ? step : 0;
   return static_cast<uint8_t>(at);
 }
-/// Stores the level nearest to each lane of x, the same as nearest_level's.
+/// Stores the index of the level nearest to each lane of x, as nearest_level() returns it.
 HWY_INLINE void store_nearest_levels(V x, const float* bounds, uint8_t* codes) {
   const hn::RebindToSigned<D> di;
   auto at = hn::Zero(di);
@@ -38,7 +38,8 @@ HWY_INLINE void store_nearest_levels(V x, const float* bounds, uint8_t* codes) {
   hn::StoreU(hn::DemoteTo(d8, at), d8, codes);
 }
 
-/// Converts one block's codes and scale to values; write_codes() does the reverse.
+/// Converts one block's codes and scale to numbers, given the levels `values`; write_codes() does
+/// the reverse.
 template <class T>
 void read_codes(const uint8_t* codes, float scale, const float* values, int64_t n, T* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(values[codes[i]] * scale);

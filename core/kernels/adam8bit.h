@@ -3,7 +3,7 @@
 // codes index the levels of a dynamic tree (Dettmers 2016, "8-bit approximations for parallelism in
 // deep learning"). A step reads both moments, updates them and the parameter as Adam does (in
 // float64 if the parameter is float64, else in float32), and rounds the moments to the nearest
-// levels, positive means of squares to positive ones.
+// levels. A positive mean of squares is rounded to a positive level.
 //
 // The update uses the moments before they are rounded to 8 bits.
 #pragma once
@@ -18,13 +18,13 @@ namespace lathe {
 /// `with_sign`, f takes the midpoints of 2^(6 - e) equal parts of [0.1, 1], and each value occurs
 /// with both signs. Otherwise f takes the midpoints of 2^(7 - e) parts, and no value is negative.
 const std::array<float, 256>& dynamic_levels(bool with_sign);
-/// Returns the bounds between these levels: the values halfway between neighbors. Without a sign,
-/// the first bound is 0, so that no positive mean of squares is rounded to 0. Otherwise, the mean
-/// of an element whose gradient is rarely large would be divided by epsilon alone.
+/// Returns the bounds between the levels of dynamic_levels(): the values halfway between neighbors.
+/// Without a sign, the first bound is 0, so that no positive mean of squares is rounded to 0. If it
+/// were, the update would divide the mean of the gradient by epsilon alone.
 const std::array<float, 255>& level_bounds(bool with_sign);
 
-/// State 0: codes of the mean, 1: of the mean of squares, uint8 [n]; 2 and 3: their scales,
-/// float32, one for each `block` elements.
+/// The arguments of an update. States 0 and 1 are the codes of the mean and of the mean of squares,
+/// uint8 [n]. States 2 and 3 are their scales, float32, one for each block of `block` elements.
 struct Adam8bitArgs {
   UpdateArgs update;
   int64_t block = 0;

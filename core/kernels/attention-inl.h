@@ -1,4 +1,4 @@
-// The vector loops of attention's blocks; included in the same way as simd-inl.h.
+// The vector loops over attention's blocks; included in the same way as simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_ATTENTION_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_ATTENTION_INL_H
 #undef LATHE_CORE_KERNELS_ATTENTION_INL_H
@@ -21,23 +21,24 @@ namespace lathe::HWY_NAMESPACE {
 /// Returns tanh(score scale / cap). The capped score is `cap` times this.
 HWY_INLINE V capped_part(V score, float scale, float cap) {
   const V x = hn::Mul(score, set(scale / cap));
-  // Highway's tanh does not return NaN for NaN.
+  // Return NaN for NaN, whatever Highway's tanh returns.
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Tanh(D(), x));
 }
 
-/// Computes one block of the online softmax. scores [rows, columns], `stride` apart, belong to
-/// queries from q0 and keys from k0. Writes exp(score scale - m) to p, with zeros where the mask
-/// applies and in the columns up to `width`. Updates the running maximum m and denominator l [rows]
-/// of the previous blocks, and rescales the accumulated output [rows, wide]. `is_first` means that
-/// there is no previous block. `starts` has the first key that each row sees; null: all keys up to
-/// the query's own position. With `is_capped`, scores are scaled and then capped by `cap`.
+/// Computes one block of the online softmax. The scores [rows, columns], whose rows are `stride`
+/// apart, are of queries from position q0 on and of keys from position k0 on. Writes exp(score
+/// scale - m) to p [rows, width], with zeros where the mask applies and in the columns beyond
+/// `columns`. Updates the running maximum m [rows] and denominator l [rows], and rescales the
+/// output acc [rows, wide] that the previous blocks accumulated. `is_first`: there is no previous
+/// block. `starts`: the first key that each row sees; null: each row sees all keys up to the
+/// query's own position. With `is_capped`, scores are scaled and then capped by `cap`.
 template <bool is_capped, class T>
 void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width,
                 int64_t q0, int64_t k0, const int64_t* starts, bool is_first, float scale,
                 float cap, T* p, float* m, float* l, float* acc, int64_t wide) {
   const V s = set(scale), low = set(-INFINITY);
   for (int64_t r = 0; r < rows; ++r) {
-    // A query sees the keys up to its own position, from its document's start on.
+    // A query sees the keys from its document's start to its own position.
     const int64_t end = std::clamp<int64_t>(q0 + r - k0 + 1, 0, columns);
     const int64_t begin = starts == nullptr ? 0 : std::clamp<int64_t>(starts[r] - k0, 0, end);
     std::fill_n(p + r * width, begin, T(0.0f));
@@ -131,16 +132,17 @@ void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
   });
 }
 
-/// Computes P and dS = P (dP - delta) scale from scores and dP, all transposed blocks [keys,
-/// queries] with rows `stride` apart. Rows of the results are `width` long, with zeros beyond the
-/// queries and where the mask applies. `starts`, if not null: the first key that each query sees.
-/// With `is_capped` the scores are capped by `cap`, and dS has the derivative of that as a factor.
+/// Computes P and dS = P (dP - delta) scale from scores and dP. All are transposed blocks [keys,
+/// queries]. Rows of the scores and of dP are `stride` apart. Rows of the results are `width` long,
+/// with zeros beyond the queries and where the mask applies. `starts`, if not null: the first key
+/// that each query sees. With `is_capped`, the scores are capped by `cap`, and dS includes the
+/// derivative of the cap as a factor.
 template <bool is_capped, class T>
 void softmax_backward(const float* scores, const float* dp, int64_t stride, int64_t keys,
                       int64_t queries, int64_t width, int64_t k0, int64_t q0, const int64_t* starts,
                       float scale, float cap, const float* lse, const float* delta, T* p, T* ds) {
   const V s = set(scale);
-  int64_t last = queries;  // the documents of queries from here on start after the key
+  int64_t last = queries;  // documents of queries from `last` on start after the key
   for (int64_t r = keys - 1; r >= 0; --r) {
     while (starts != nullptr && last > 0 && starts[last - 1] > k0 + r) --last;
     // Queries before the key don't see it.
@@ -183,11 +185,11 @@ void softmax_backward_block(const float* scores, const float* dp, int64_t stride
   });
 }
 
-/// Processes one block of keys for one query of each of `heads` heads that share them, in place of
-/// the blocks' matmuls in attention.cc: computes scores [heads][block of keys] and the online
-/// softmax, and adds to the output [heads][wide] in `acc`. q [heads rounded up to 1, 2, 4 or
-/// 8][width] is float32. `starts`, if not null: the first key that the query sees; `is_first`: no
-/// block of keys came before.
+/// Processes one block of keys for one query of each of the `heads` query heads that share these
+/// keys. Replaces the matmuls of blocks in attention.cc: computes scores [heads][block of keys] and
+/// the online softmax, and adds to the output [heads][wide] in `acc`. q [heads rounded up to 1, 2,
+/// 4 or 8][width] is float32. `starts`, if not null: the first key that the query sees; `is_first`:
+/// no block of keys came before.
 template <class T>
 void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t k0,
                   const int64_t* starts, bool is_first, int64_t width, int64_t heads,
@@ -229,8 +231,9 @@ void one_query(Matrix k, Matrix v, int64_t keys, int64_t k0, const int64_t* star
   run(c10::BFloat16{});
 }
 
-/// Rotates rows of a head by the angles of their positions, or back (`sign` -1): rope_table [rows,
-/// width]. May be in place.
+/// Rotates a head's rows by the angles of their positions, or back if `sign` is -1. rope_table
+/// [rows, width] has the cosines and sines of the angles (core/kernels/rotary.h). `to` may be
+/// `from`.
 void rotate_matrix(Matrix from, int64_t rows, int64_t width, const float* rope_table, float sign,
                    Matrix to) {
   with_element(from.type, [&](auto t) HWY_ATTR {

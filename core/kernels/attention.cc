@@ -1,7 +1,8 @@
-// Backward works on transposed blocks (keys by queries), so P and dS are left factors as computed,
-// and one transpose (for dq) is enough. Rotary positions are applied to queries and keys in cache,
-// once per key for all heads of its group; gradients are rotated back in float32. Gradients of keys
-// and values are computed for each head of a group and summed afterwards.
+// The backward pass works on transposed blocks (keys by queries). P and dS are then left factors of
+// matmuls in the form in which they are computed, and only dq needs a transpose. Rotary position
+// embeddings are applied to copies of queries and keys, which each task makes; gradients are
+// rotated back in float32. Gradients of keys and values are computed for each query head, and the
+// caller sums those of the heads that share a key head.
 #include "core/kernels/attention.h"
 
 #include <algorithm>
@@ -30,7 +31,7 @@ HWY_EXPORT(rotate_matrix);
 
 namespace {
 
-constexpr int64_t block = 64;  // queries, and keys, at a time
+constexpr int64_t block = 64;  // number of queries, and of keys, in a block
 
 Matrix below(Matrix m, int64_t row) { return {m.at(row, 0), m.stride, m.type}; }
 
@@ -51,20 +52,21 @@ struct Head {
   Matrix own(HeadRows r) const { return at(r, head); }
   /// Returns this head's rows of k or v.
   Matrix shared(HeadRows r) const { return at(r, key_head); }
+  /// Returns this head's rows of the output or its gradient.
   Matrix rows(const void* out) const { return at({out, joined.stride, joined.batch_stride}, head); }
-  /// Returns the first keys that queries from i on see, or null. first_block() returns the
-  /// beginning of the block that the first of these keys is in.
+  /// Returns, for queries from i on, the first key that each sees, or null. first_block() returns
+  /// the beginning of the block that contains the first key of query i.
   const int64_t* starts_of(int64_t i) const { return starts == nullptr ? nullptr : starts + i; }
   int64_t first_block(int64_t i) const { return starts == nullptr ? 0 : starts[i] / block * block; }
-  /// Returns q or k with rows [begin, end) rotated into `space` [time, width]; or unchanged if
-  /// nothing is rotated.
+  /// Rotates rows [begin, end) of q or k into `space` [time, width] and returns that; returns
+  /// `rows` if there is no table.
   Matrix rotated(Matrix rows, int64_t begin, int64_t end, void* space) const {
     if (rope_table == nullptr) return rows;
     const Matrix to{space, width, element};
     rotate(below(rows, begin), begin, end - begin, 1, below(to, begin));
     return to;
   }
-  /// Rotates rows of dq or dk back in place; they belong to positions from t on.
+  /// Rotates `count` rows of dq or dk back in place; they belong to positions from t on.
   void unrotate(Matrix rows, int64_t t, int64_t count) const {
     if (rope_table != nullptr) rotate(rows, t, count, -1, rows);
   }
@@ -84,27 +86,28 @@ struct Head {
   const float* rope_table;  // from the sample's first position on
 };
 
-/// The type of a head's elements, and the type in which they are multiplied.
+/// The type of a head's elements (`own`), and the type in which they are multiplied (`as`).
 struct Types {
   explicit Types(Element own_) : own(own_), as(multiplied_as(own_)) {}
   Element own, as;
   bool widens() const { return own != as; }
 };
 
-/// Some of a head's rows [rows, width], packed block by block as right factors.
+/// Rows of a head [rows, width], packed block by block as right factors of matmuls.
 class Packed {
  public:
-  /// transposed: packs [width, rows of the block], otherwise [rows of the block, width].
+  /// `transposed`: blocks are packed as [width, rows of the block], otherwise as [rows of the
+  /// block, width].
   Packed(int64_t rows, int64_t width, Types types, bool transposed)
       : rows_(rows),
         width_(width),
         types_(types),
         transposed_(transposed),
         wide_(round_up(transposed ? block : width, 16)) {}
-  /// Returns whether rows are packed; float32 that is not transposed is read in place.
+  /// Returns whether rows are copied. float32 rows that are not transposed are read in place.
   bool copied() const { return transposed_ || types_.own != Element::f32; }
   int64_t bytes() const { return copied() ? divide_up(rows_, block) * block_bytes() : 0; }
-  /// Packs rows [begin, end); begin starts a block.
+  /// Packs rows [begin, end), where `begin` is the beginning of a block, into `to`.
   void fill(Matrix from, char* to, int64_t begin, int64_t end) {
     from_ = from;
     at_ = to;
@@ -136,7 +139,8 @@ class Packed {
   char* at_ = nullptr;
 };
 
-/// Returns up to a block of rows as a left factor: in place, or widened into `space`.
+/// Returns up to a block of rows as a left factor of a matmul: in place, or widened to float32 in
+/// `space`.
 Matrix left_rows(Matrix from, int64_t row, int64_t rows, int64_t width, Types types, float* space) {
   const Matrix there = below(from, row);
   if (!types.widens()) return there;
@@ -215,14 +219,14 @@ bool attention_ready(const AttentionShape& s, Element type) {
 
 namespace {
 
-/// Attends with one query a head, as when text is generated a token at a time. Keys and values are
-/// read in place, once for all heads that share them.
+/// Computes attention for one query per head, as when text is generated one token at a time. Keys
+/// and values are read in place, once for all heads that share them.
 void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                 HeadRows v_rows, void* out, float* lse) {
   const int64_t wide = round_up(s.width, 16), kv_heads = s.heads / s.groups();
   constexpr int64_t most_lanes = 16;
-  // The sizes are computed first with a null base, then each task carves its thread's memory in the
-  // same way.
+  // A first call with a null base computes the size. Each task then divides its thread's memory in
+  // the same way.
   const auto carve = [&](char* base, auto&& use) {
     Carver c(base);
     auto* q = c.take<float>(few_rows * s.width);
@@ -264,7 +268,8 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
       HWY_DYNAMIC_DISPATCH(write_rows_of)
       (acc, wide, heads, s.width, l, {head.rows(out).data, s.width, type});
 
-      // Backward needs the log of each row's sum of exponentials; null without backward.
+      // The backward pass needs the log of each row's sum of exponentials; `lse` is null if there
+      // is none.
       for (int64_t h = 0; h < heads && lse != nullptr; ++h) lse[index + h] = m[h] + std::log(l[h]);
     });
   };
@@ -280,11 +285,12 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
 //   q i   +---+---+---+---+     scores = q_i k_j^T; softmax updates m and l, and gives P;
 //    |    | x |   |   |   |     acc_i = acc_i (rescaled) + P v_j
 //    v    +---+---+---+---+
-//         | x | x |   |   |     x: computed; on the diagonal the mask cuts a block
+//         | x | x |   |   |     x: computed; on the diagonal, a part of a block is masked
 //         +---+---+---+---+
 void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                        HeadRows v_rows, void* out, float* lse) {
-  // A single query is bound by reading keys and values, which attend_one reads in place.
+  // The time for a single query is that of reading keys and values, which attend_one() reads in
+  // place.
   if (s.time == 1 && s.rope_table == nullptr && k_rows.stride == v_rows.stride &&
       gemv_ready(type, type, 1))
     return attend_one(s, type, q_rows, k_rows, v_rows, out, lse);
@@ -336,7 +342,7 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
                    j > first);
       }
 
-      // Divide by the denominator, and keep its log for backward.
+      // Divide by the denominator, and keep its log for the backward pass.
       HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.l, below(y, i));
       for (int64_t r = 0; r < rows && lse != nullptr; ++r)
         lse[index * s.time + i + r] = w.m[r] + std::log(w.l[r]);
@@ -346,15 +352,17 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
   parallel_tasks(parts.heads * parts.count, run, [&] { release_gemm(types.as); });
 }
 
-// The same blocks column by column: a block of keys meets the blocks of queries that see it, for dk
-// and dv, and adds to their dq. If there are few heads, tasks are parts of a head. Two
-// tasks must not add to one dq, so dk and dv (for a part of the keys) and dq (for a part of the
-// queries) are then separate tasks, which both compute the blocks' P and dS: 7 matmuls instead of
-// 5, on cores that were idle. Each sum has the same order either way.
+// Processes the same blocks column by column: each block of keys is combined with the blocks of
+// queries that see it, which gives dk and dv of the keys and adds to dq of the queries. If there
+// are few heads, a task is a part of a head. Two tasks must not add to the same dq. There are
+// therefore separate tasks for dk and dv of a part of the keys, and for dq of a part of the
+// queries. Both kinds compute P and dS of their blocks: 7 matmuls instead of 5, on cores that would
+// otherwise be idle. Each sum has the same order either way.
 void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, HeadRows all_k,
                         HeadRows all_v, const void* out, const void* dout, const float* lse,
                         HeadRows dq, HeadRows dk, HeadRows dv) {
-  // Pack q and dout both transposed and not, and k, which dq needs, not transposed.
+  // Pack q and dout in both forms, transposed and not, and k, which dq needs, only in the form that
+  // is not transposed.
   const Types types(type);
   const Packed across(s.time, s.width, types, true), along(s.time, s.width, types, false),
       keys_along(s.key_count(), s.width, types, false);
@@ -374,8 +382,9 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
 
   const auto run = [&](int64_t task) {
     const int64_t index = task % key_parts.heads, kind = task / key_parts.heads;
-    // Keys have less work later in the context, so their first part runs first; of the queries the
-    // last part does.
+    // Start the tasks with the most work first. Early keys are seen by the most queries, and late
+    // queries see the most keys, so parts of keys run from the first to the last, and parts of
+    // queries from the last to the first.
     const bool makes_keys = kind < key_parts.count, makes_queries = together || !makes_keys;
     const int64_t query_part = key_parts.count + query_parts.count - 1 - kind;
 
@@ -402,7 +411,7 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
     if (makes_keys) dy_along.fill(dy, w.packed[3], first_query, last_query);
     if (makes_queries) k_along.fill(k, w.packed[4], first_key, last_key);
 
-    // delta = sum(dout out) of each query, which the softmax's derivative subtracts.
+    // For each query, delta = sum(dout out), which the derivative of softmax subtracts.
     HWY_DYNAMIC_DISPATCH(dot_rows)
     (below(dy, first_query), below(head.rows(out), first_query), last_query - first_query, s.width,
      w.delta + first_query);
@@ -438,7 +447,7 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
           is_seen = true;
         }
 
-        // dq += dS k needs dS with queries as rows: the one transpose.
+        // dq += dS k needs dS with queries as rows, so transpose it.
         if (!makes_queries) continue;
         const int64_t key_depth = packed_depth(keys, types.as);
         pack_left_transposed({w.ds, depth, types.as}, keys, queries, w.ds_rows, types.as);

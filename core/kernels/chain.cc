@@ -43,19 +43,19 @@ HWY_INLINE V rounded(V v) {
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const auto near =
       hn::And(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu))), hn::Set(du, 0xffff0000u));
-  // NaN keeps a bit in the half that remains.
+  // Set a bit in the upper half, which remains, so that NaN stays NaN.
   const auto nan = hn::Or(bits, hn::Set(du, 0x00400000u));
   return hn::IfThenElse(hn::Eq(v, v), hn::BitCast(D(), near), hn::BitCast(D(), nan));
 }
 
 HWY_INLINE hn::Mask<D> holds(V mask) { return hn::Ne(mask, hn::Zero(D())); }
 
-// The number of vectors that an instruction works on. They use half of the registers, and are
-// enough to hide the dispatch of the next instruction.
+// The number of vectors that an instruction processes. They take half of the registers, and are
+// enough to hide the time to dispatch the next instruction.
 constexpr int at_once = HWY_TARGET == HWY_AVX3 ? 16 : 8;
 
 /// Hides from the compiler how an address was computed. Otherwise, the compiler would keep an
-/// address for each vector, more than there are registers.
+/// address for each vector, which would take more registers than there are.
 template <class T>
 HWY_INLINE T* opaque(T* p) {
   asm("" : "+r"(p));
@@ -64,7 +64,7 @@ HWY_INLINE T* opaque(T* p) {
 
 // Prefetch explicitly: the processor's own prefetcher does not recognize a loop with this many
 // instructions between its loads.
-constexpr int64_t ahead = 2048;  // elements
+constexpr int64_t ahead = 2048;  // elements after those that are read
 HWY_INLINE void fetch(const float* from) {
   const float* const p = opaque(from);
   for (int k = 0; k < at_once; ++k) hwy::Prefetch(p + k * lanes());
@@ -100,10 +100,10 @@ class Machine {
   HWY_INLINE void each(V* v, F&& f) const {
     HWY_UNROLL(16) for (int k = 0; k < K; ++k) v[k] = f(v[k], k);
   }
-  /// Rounds to bfloat16.
+  /// Rounds vectors to bfloat16.
   HWY_INLINE void round(V* v) const {
 #if HWY_TARGET == HWY_AVX3
-    // The instruction treats subnormal numbers as zero, so it is used if there are none.
+    // The CPU's instruction treats subnormal numbers as zero, so it is used only if there are none.
     if (HWY_LIKELY(active_isa() >= Isa::avx512_bf16)) {
       constexpr int is_subnormal = 0x20;
       __mmask16 small = 0;
@@ -120,7 +120,7 @@ class Machine {
 #endif
     each(v, [&](V x, int) HWY_ATTR { return rounded(x); });
   }
-  /// Calls f(a, b), where b may be the number.
+  /// Sets a to f(a, b). If the instruction has no operand b, b is its number.
   template <class F>
   HWY_INLINE void binary(const ChainInstruction& i, V* v, F&& f) const {
     if (i.b >= 0) {
@@ -202,7 +202,7 @@ HWY_INLINE float float_of(float x) { return x; }
 HWY_INLINE float float_of(c10::BFloat16 x) { return static_cast<float>(x); }
 HWY_INLINE float float_of(bool x) { return x ? 1.0f : 0.0f; }
 
-/// Loads elements [begin, begin + n) of the chain.
+/// Loads the elements of an input that belong to elements [begin, begin + n) of the chain.
 template <class T>
 void load_as(const Chain::Input& input, const T* from, int64_t begin, int64_t n, float* to) {
   const auto convert = [&](const T* source, int64_t at, int64_t count) HWY_ATTR {
@@ -240,7 +240,8 @@ void load_input(const Chain::Input& input, const void* from, int64_t begin, int6
   }
 }
 
-/// Writes a value that has been rounded to bfloat16 already, or is float32.
+/// Writes n elements of a value as float32, or as bfloat16 if they have been rounded to bfloat16
+/// already.
 void store_output(ChainType type, const float* from, int64_t n, void* to, int64_t begin) {
   if (type == ChainType::f32) {
     std::copy_n(from, n, static_cast<float*>(to) + begin);
@@ -256,8 +257,8 @@ void store_output(ChainType type, const float* from, int64_t n, void* to, int64_
   });
 }
 
-/// Runs instructions, none of which needs a whole tile, on elements [first, first + n) of a tile,
-/// which begins at element `tile` of the chain.
+/// Runs instructions, none of which needs a complete tile, on elements [first, first + n) of the
+/// tile that begins at element `tile` of the chain.
 void chain_block(const ChainInstruction* code, size_t count, const ChainFrame& frame, int64_t tile,
                  int64_t first, int64_t n) {
   const auto of_memory = [](const ChainInstruction& i) {
@@ -302,9 +303,9 @@ HWY_EXPORT(chain_block);
 
 namespace {
 
-constexpr int64_t block = 1024;  // elements that chain_block() gets at once
+constexpr int64_t block = 1024;  // elements in a call of chain_block()
 
-/// Calls ATen's function of an instruction.
+/// Calls the ATen function of an instruction with the result y and the operands a and b.
 void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
   switch (i.op) {
     case ChainOp::sqrt: at::sqrt_out(y, a); break;
@@ -326,9 +327,9 @@ void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, co
   }
 }
 
-/// A call of one of ATen's functions, with its tensors on the first n elements of registers. If the
-/// instruction's result is rounded to bfloat16, the function works on copies of that type in
-/// `copies`, each of which has room for `room` elements.
+/// A call of one of ATen's functions, whose tensors are the first n elements of registers. If the
+/// instruction's result is rounded to bfloat16, the function works on bfloat16 copies in `copies`,
+/// each of which has room for `room` elements.
 class Call {
  public:
   Call(const ChainInstruction& instruction, float* const* places, c10::BFloat16* copies,
@@ -361,7 +362,7 @@ class Call {
 
 }  // namespace
 
-/// A run of a chain, which threads share.
+/// A run of a chain. Threads share it.
 class ChainRun {
  public:
   ChainRun(const Chain& chain, const ChainPlan& plan, const ChainTiles& tiles,
@@ -382,12 +383,12 @@ class ChainRun {
   void run(int64_t begin, int64_t end, char* scratch) const;
 
  private:
-  /// What a thread works on.
+  /// The working memory of a thread, and the tile that it processes.
   struct Work {
     std::vector<float*> places;
     c10::BFloat16* copies = nullptr;
     int64_t bytes = 0;
-    std::vector<Call> calls;  // of a tile of the current size, in the order of the code
+    std::vector<Call> calls;  // for a tile of the current size, in the order of the code
     int64_t rows = 0;         // of the tile
   };
 
@@ -418,7 +419,7 @@ void ChainRun::run(int64_t begin, int64_t end, char* scratch) const {
   }
 }
 
-/// Divides a thread's memory. With a null base, computes its size only.
+/// Divides a thread's memory. If `base` is null, only computes its size.
 ChainRun::Work ChainRun::carved(char* base) const {
   const int64_t stride = room() + 144;  // registers begin in different sets of the caches
   Work w;

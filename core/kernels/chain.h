@@ -2,10 +2,10 @@
 // memory once and each output written once. The blocks stay in the L1 cache. A chain may also sum
 // rows and use the sums in further ops; its blocks then consist of complete rows.
 //
-// A chain's results have the same bits as if ATen ran its ops one by one, on any number of threads:
-// arithmetic is that of IEEE 754, a value of bfloat16 is rounded after each op, and functions such
-// as exp() are ATen's own, called on tiles that begin where ATen's vectors would, and sums of rows
-// are those of core/kernels/row_ops.h. NaNs may differ in their payload.
+// On any number of threads, a chain's results have the same bits as if its ops ran one by one.
+// Arithmetic is that of IEEE 754, and a bfloat16 value is rounded after each op. Functions such as
+// exp() are ATen's own, called on tiles that begin where ATen's vectors would. Ops on rows are
+// those of core/kernels/row_ops.h. NaNs may differ in their payload.
 #pragma once
 
 #include <array>
@@ -16,19 +16,19 @@
 
 namespace lathe {
 
-/// The type of an input or output of a chain. Values in between are held in float32: values of
-/// bfloat16 are rounded to its precision, and those of masks are 0 or 1.
+/// The type of an input or output of a chain. Values within a chain are held in float32. bfloat16
+/// values are rounded to bfloat16, and values of masks are 0 or 1.
 enum class ChainType : uint8_t { f32, bf16, mask };
 
-/// An op of a chain. Operands are a, b and c; s is the op's number.
+/// An op of a chain. Its operands are a, b and c, which Step::from lists; s is Step::number.
 enum class ChainOp : uint8_t {
-  input,             ///< no op: a value that the chain is given
+  input,             ///< not an op: an input of the chain
   copy,              ///< a
   neg,               ///< -a
   reciprocal,        ///< 1 / a
   relu,              ///< max(a, 0)
   clamp,             ///< a within [-s, s]
-  add,               ///< a + b; here and below, s takes the place of a missing b
+  add,               ///< a + b; in this and the following ops, s replaces a missing b
   sub,               ///< a - b
   mul,               ///< a b
   div,               ///< a / b
@@ -43,26 +43,28 @@ enum class ChainOp : uint8_t {
   fill,              ///< s where the mask a holds, else b
   keep,              ///< b where the mask a holds, else s
   row_sum,           ///< the sum of each row of a: one element per row
-  row_mean,          ///< the same, divided by s; only in formulas (autograd/chain_formula.h)
+  row_mean,          ///< row_sum divided by s; only in formulas (autograd/chain_formula.h)
   spread,            ///< a, which has one element per row, repeated along the rows
   softmax,           ///< of each row of a
   softmax_grad,      ///< the gradient of its input; a: that of the result, b: the result
   log_softmax,       ///< of each row of a
   log_softmax_grad,  ///< as softmax_grad
-  inverse_root,      ///< 1 / square root of a: ATen's rsqrt() of float32
+  inverse_root,      ///< 1 / sqrt(a), with the bits of ATen's rsqrt() of float32
+  // Ops named own_ are Lathe's kernels, whose bits may differ from those of ATen's functions.
   own_tanh,
   own_silu,
   own_gelu,       ///< the tanh form
   own_tanh_grad,  ///< the gradient of the input; a: that of the result, b: the result
   own_silu_grad,  ///< the gradient of the input; a: that of the result, b: the input
-  own_gelu_grad,  ///< the same
-  // Only ChainPlan makes these.
+  own_gelu_grad,  ///< as own_silu_grad
+  // Only ChainPlan creates the following five ops.
   sub_from,  ///< b - a
   div_into,  ///< b / a
   square,    ///< a a
   load,      ///< an input, converted into a register
   store,     ///< a register, converted into an output
-  // Those from here on are ATen's functions. ATen's square root is not always correctly rounded.
+  // The following ops call ATen's functions. ATen's square root is not always correctly rounded, so
+  // sqrt is among them.
   sqrt,
   rsqrt,
   exp,
@@ -75,10 +77,10 @@ enum class ChainOp : uint8_t {
   gelu_exact,
   pow,              ///< a to the power of s
   tanh_grad,        ///< the gradient of the input; a: that of the result, b: the result
-  sigmoid_grad,     ///< the same
+  sigmoid_grad,     ///< as tanh_grad
   silu_grad,        ///< the gradient of the input; a: that of the result, b: the input
-  gelu_grad,        ///< the same
-  gelu_exact_grad,  ///< the same
+  gelu_grad,        ///< as silu_grad
+  gelu_exact_grad,  ///< as silu_grad
 };
 
 /// Returns whether the op is one of ATen's functions.
@@ -90,15 +92,17 @@ constexpr bool needs_rows(ChainOp op) {
 }
 
 /// A program of elementwise ops. Values are numbered: first the inputs, then the results of steps.
-/// If the chain has rows, a value has either all elements or one per row.
+/// If the chain has rows, a value has either as many elements as the chain or one per row.
 class Chain {
  public:
+  /// The layout of an input; see add_input().
   struct Input {
     ChainType type = ChainType::f32;
     int64_t inner = 1;
     int64_t size = 0;
     bool per_row = false;
   };
+  /// An op with its operands; see ChainOp and add_step(). `from`: the operands a, b and c, or -1.
   struct Step {
     ChainOp op = ChainOp::copy;
     std::array<int, 3> from{-1, -1, -1};
@@ -109,15 +113,16 @@ class Chain {
   /// Creates a chain whose elements form rows of `columns` elements. 0: it has no rows.
   explicit Chain(int64_t columns = 0) : columns_(columns) {}
 
-  /// Adds an input, before any step, and returns its value. If `size` is 0, the input has as many
-  /// elements as the chain. Otherwise element i of the chain takes element (i / inner) % size: for
-  /// a row `inner` is 1, for a column the stride of its dim; a single number has size 1. An input
-  /// that is `per_row` has one element for each row.
+  /// Adds an input and returns its value. All inputs must be added before the first step. If `size`
+  /// is 0, the input has as many elements as the chain. Otherwise element i of the chain takes
+  /// element (i / inner) % size: for a row, `inner` is 1; for a column, `inner` is the stride of
+  /// its dim; a single number has size 1. An input that is `per_row` has one element for each row.
   int add_input(const Input& input);
-  /// Adds an op of values and returns its result. `low`: the result is rounded to bfloat16. The
-  /// result has one element per row if all operands do; otherwise, such operands are spread first.
+  /// Adds an op and returns the value of its result. If Step::low is true, the result is rounded to
+  /// bfloat16. The result has one element per row if all operands do. Otherwise, operands with one
+  /// element per row are first repeated along the rows.
   int add_step(Step step);
-  /// Makes the result of a step an output of this type, which must hold its values.
+  /// Makes the result of a step an output of this type, which must be able to represent its values.
   void add_output(int value, ChainType type);
 
   /// Computes n elements, which must be complete rows if the chain has rows. Inputs and outputs are
@@ -137,7 +142,7 @@ class Chain {
   std::vector<Input> inputs_;
   std::vector<Step> steps_;
   std::vector<bool> per_row_;     // of each value
-  std::map<int, int> spread_of_;  // of values with one element per row: the result of `spread`
+  std::map<int, int> spread_of_;  // from a value with one element per row to its `spread`
   std::vector<Output> outputs_;
 };
 

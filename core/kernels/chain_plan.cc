@@ -79,7 +79,7 @@ void Chain::add_output(int value, ChainType type) { outputs_.push_back({value, t
 
 namespace {
 
-/// Returns the least number of rows whose elements fill vectors of ATen's functions.
+/// Returns the smallest number of rows whose elements fill complete vectors of ATen's functions.
 int64_t rows_of_vectors(int64_t columns, bool calls, bool calls_per_row) {
   if (calls_per_row) return full_vectors;
   return calls ? full_vectors / std::gcd(columns, full_vectors) : 1;
@@ -93,15 +93,16 @@ int64_t atens_share(int64_t n) {
 }  // namespace
 
 ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row, int64_t n) {
-  // Registers of 1024 elements stay in the L1 cache, and of 8192 in the L2 cache.
+  // Registers of 1024 elements stay in the L1 cache, and registers of 8192 elements in the L2
+  // cache.
   constexpr int64_t block = 1024, block_of_calls = 8192;
   const int64_t about = calls ? block_of_calls : columns > 0 ? 4 * block : block;
-  // ATen's gelu() of a single element has other bits than gelu() of that element at the end of a
-  // longer tensor.
+  // The slack avoids a last tile of a single element: ATen's gelu() of a single element has other
+  // bits than gelu() of that element at the end of a longer tensor.
   if (columns == 0) return {.part = 1, .tile = about, .slack = full_vectors};
 
   const int64_t unit = rows_of_vectors(columns, calls, calls_per_row) * columns;
-  // Where ATen's functions get one element per row, all rows are one share.
+  // If ATen's functions are called on one element per row, they compute all rows in one share.
   const bool is_atens_share = calls && !calls_per_row && n > 0 && atens_share(n) % columns == 0;
   return {.part = is_atens_share ? 1 : unit, .tile = std::max(unit, about / unit * unit)};
 }
@@ -169,8 +170,7 @@ int ChainPlan::new_register() {
 }
 
 /// Assigns a place to each input that a step reads. Inputs that are converted, broadcast or read by
-/// ATen's functions are loaded into registers before the first step; the others are read where they
-/// are.
+/// ATen's functions are loaded into registers before the first step; the others are read in place.
 void ChainPlan::load_inputs() {
   for (size_t i = 0; i < chain_.inputs_.size(); ++i) {
     const Chain::Input& input = chain_.inputs_[i];
@@ -185,7 +185,7 @@ void ChainPlan::load_inputs() {
 }
 
 /// Returns whether the result of a step needs a place. It needs none if it is not an output and
-/// only the next step reads it, from vector registers.
+/// only the next step reads it, which takes it from vector registers.
 bool ChainPlan::has_place(size_t i) const {
   const size_t value = chain_.inputs_.size() + i;
   return runs_on_tile(chain_.steps_[i].op) || by_call_[value] || output_[value] >= 0 ||
@@ -229,8 +229,8 @@ void ChainPlan::add_step(size_t i) {
       (by_call_[value] || chain_.outputs_[static_cast<size_t>(output)].type != ChainType::f32);
   const bool direct = output >= 0 && !stores;
 
-  // The result of an instruction may be written over an operand that no later step reads. Those
-  // that run on a tile need another register for the result.
+  // The result of an instruction may be written over an operand that no later step reads.
+  // Instructions that run on a tile need a separate register for the result.
   if (!runs_on_tile(step.op)) release_operands();
   if (direct)
     place_[value] = static_cast<int>(chain_.inputs_.size()) + output;

@@ -11,9 +11,9 @@ namespace {
 
 constexpr int column_threads = 256;
 
-/// A block adds up column_sum_rows rows of a tile of columns. Each of its 8 warps adds every eighth
-/// row, and each lane of a warp has a pack of Source::width columns. source(i, values) gives pack i
-/// of the matrix.
+/// Each block sums column_sum_rows rows of a tile of columns. Each of its 8 warps sums every eighth
+/// row, and each thread of a warp sums a pack of Source::width columns. source(i, values) writes
+/// pack i of the matrix to `values`.
 template <class Source>
 __global__ void column_sums_kernel(Source source, int64_t rows, int64_t columns, float* partials) {
   constexpr int width = Source::width, warps = column_threads / 32, tile = 32 * width;
@@ -43,6 +43,7 @@ __global__ void column_sums_kernel(Source source, int64_t rows, int64_t columns,
   partials[part * columns + first + column] = total;
 }
 
+/// Sums the partial sums of each column.
 __global__ void column_totals_kernel(const float* partials, int64_t rows, int64_t columns,
                                      float* sums) {
   const int64_t column = blockIdx.x * 32 + threadIdx.x % 32;

@@ -1,6 +1,6 @@
 // Dropout's mask and product. Element i of the global batch is dropped if word i % 4 of Philox
-// block i / 4 is below the threshold, which is the same on every device and under every split of
-// the batch. See core/rng.h.
+// block i / 4 is below the threshold. The mask is therefore the same on every device and for every
+// split of the batch. See core/rng.h.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace lathe {
 
-/// Determines which elements are dropped, and the factor of the others.
+/// Which elements are dropped, and the factor of the other elements.
 struct DropoutMask {
   RngKey key;
   uint64_t step = 0;

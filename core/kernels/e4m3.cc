@@ -18,7 +18,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-// The loops are plain, and the compiler makes vectors of them for each instruction set.
+// These are plain loops, which the compiler vectorizes for each instruction set.
 
 template <class T>
 void pack_rows_as(const T* x, uint8_t* y, float* factors, int64_t begin, int64_t end, int64_t n) {
@@ -26,8 +26,8 @@ void pack_rows_as(const T* x, uint8_t* y, float* factors, int64_t begin, int64_t
     const T* in = x + r * n;
     uint8_t* out = y + r * n;
 
-    // The bits of absolute values are ordered as the values, and those of NaN and infinity are the
-    // largest.
+    // The bits of absolute values have the same order as the values, and the bits of infinity and
+    // NaN are the largest.
     uint32_t bits = 0;
     for (int64_t i = 0; i < n; ++i)
       bits = std::max(bits, std::bit_cast<uint32_t>(static_cast<float>(in[i])) & 0x7fffffffu);

@@ -7,7 +7,7 @@
 
 namespace lathe {
 
-/// Do what pack_e4m3() and unpack_e4m3() do, with results of the same bits.
+/// Compute the same as pack_e4m3() and unpack_e4m3(), with the same bits.
 cudaError_t pack_e4m3_cuda(const void* x, Element type, uint8_t* y, float* factors, int64_t rows,
                            int64_t n, cudaStream_t stream);
 cudaError_t unpack_e4m3_cuda(const uint8_t* x, const float* factors, void* y, Element type,

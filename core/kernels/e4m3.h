@@ -1,5 +1,5 @@
-// Rounding to fp8 of the format e4m3 (Micikevicius et al. 2022, "FP8 formats for deep learning"),
-// with a factor for each row. Rounds to nearest even.
+// Rounding to the 8-bit floating-point format e4m3 (Micikevicius et al. 2022, "FP8 formats for deep
+// learning"), with a factor for each row. Rounds to nearest even.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace lathe {
 
-/// Writes rows of n elements as bytes of e4m3: y = round(x / factor), where the factor of a row
-/// maps its largest absolute value to 448, the largest number of the format. The factor of a row
-/// that is not finite is NaN. The factor of a row whose largest absolute value is at most 1e-30 is
-/// 1. `type`: float32, bfloat16 or float16.
+/// Writes rows of n elements as e4m3 codes, one byte each: y = round(x / factor). The factor of a
+/// row maps its largest absolute value to 448, the largest number of the format. If an element of
+/// the row is not finite, the factor is NaN and all codes are 0. The factor of a row whose largest
+/// absolute value is at most 1e-30 is 1. `type`: float32, bfloat16 or float16.
 void pack_e4m3(const void* x, Element type, uint8_t* y, float* factors, int64_t rows, int64_t n);
-/// Writes y = x factor, rounded to `type`.
+/// Writes y = x factor, rounded to `type`, for rows of n codes x.
 void unpack_e4m3(const uint8_t* x, const float* factors, void* y, Element type, int64_t rows,
                  int64_t n);
 

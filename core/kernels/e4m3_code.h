@@ -1,4 +1,4 @@
-// How a number is rounded to e4m3, and a row of numbers to codes with a factor, for CPUs and GPUs.
+// Rounds a number to e4m3, and a row of numbers to codes with a factor, on CPUs and GPUs.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,21 @@
 
 namespace lathe {
 
-/// Returns the code of a number of at most 448. float32 has a bias of 127 and 23 bits of fraction,
-/// e4m3 of 7 and 3.
+/// Returns the e4m3 code of a number whose absolute value is at most 448. In float32, the exponent
+/// has a bias of 127 and the fraction has 23 bits; in e4m3, the bias is 7 and the fraction has 3
+/// bits.
 LATHE_BOTH inline uint8_t e4m3_code(float v) {
   const auto bits = __builtin_bit_cast(uint32_t, v), size = bits & 0x7fffffffu;
   const uint32_t normal = ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - (120u << 3);
-  // Below 2^-6 numbers are multiples of 2^-9, which is the spacing of float32 from 2^14 on.
+  // Below 2^-6, the numbers of e4m3 are multiples of 2^-9, which is the spacing of float32 numbers
+  // from 2^14 on.
   const float shifted = __builtin_bit_cast(float, size) + 0x1p14f;
-  const uint32_t below = __builtin_bit_cast(uint32_t, shifted) - 0x46800000u;  // the bits of 2^14
-  const uint32_t code = size >= 0x3c800000u ? normal : below;                  // those of 2^-6
+  const uint32_t below = __builtin_bit_cast(uint32_t, shifted) - 0x46800000u;  // bits of 2^14
+  const uint32_t code = size >= 0x3c800000u ? normal : below;                  // bits of 2^-6
   return static_cast<uint8_t>(code | (bits >> 24 & 0x80u));
 }
 
-/// Returns the number of a code.
+/// Returns the number that a code stands for.
 LATHE_BOTH inline float e4m3_value(uint8_t code) {
   const uint32_t size = code & 0x7fu;
   const float normal = __builtin_bit_cast(float, (size << 20) + (120u << 23)),
@@ -30,7 +32,7 @@ LATHE_BOTH inline float e4m3_value(uint8_t code) {
 }
 
 /// How the numbers of a row are rounded; see pack_e4m3(). `largest`: their largest absolute value,
-/// infinity or NaN if one of them is.
+/// or infinity or NaN if one of them is infinite or NaN.
 struct E4m3Row {
   static constexpr float limit = 448;  // the largest number of the format
   bool is_finite;

@@ -1,4 +1,4 @@
-// Operations on a block of a matmul's result while it is still in the nearest cache.
+// Operations on a block of a matmul's result while the block is still in the nearest cache.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,19 @@
 
 namespace lathe {
 
-/// gelu: the tanh form; swiglu: silu of `gate` times its argument.
+/// gelu: the tanh form; swiglu: silu(gate) times the activation's argument.
 enum class Activation : int32_t { none, gelu, swiglu };
 
-/// out = activation(product + bias) + residual; `before` receives the activation's argument. All
-/// matrices are [m, n], row-major, in float32, bfloat16 or float16, and null if absent.
+/// The operations out = activation(product + bias) + residual. `before` receives the activation's
+/// argument. All matrices are [m, n], row-major, in float32, bfloat16 or float16, and null if
+/// absent.
 struct Epilogue {
-  Matrix out;                   ///< written, in its type
+  Matrix out;                   ///< written
   const float* bias = nullptr;  ///< [n]
   Activation activation = Activation::none;
-  Matrix before = {};    ///< written, of out's type
-  Matrix gate = {};      ///< of out's type, for swiglu
-  Matrix residual = {};  ///< may be `out` itself: adds to it
+  Matrix before = {};    ///< written; has out's type
+  Matrix gate = {};      ///< for swiglu; has out's type
+  Matrix residual = {};  ///< may be `out` itself, to add to it
 };
 
 /// Applies `e` to a float32 block of `rows` x `columns` elements, whose rows are `stride` apart and
@@ -27,7 +28,7 @@ struct Epilogue {
 void finish_block(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows,
                   int64_t columns, const Epilogue& e);
 
-/// Adds the sum of each row of a [rows, columns] to `sums` [rows].
+/// Adds the sums of the rows of a [rows, columns] to `sums` [rows].
 void add_row_sums(Matrix a, int64_t rows, int64_t columns, float* sums);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// split_count() matters for sizes such as 344 hidden units, which are 5.4 panels: without smaller
-// parts, a step of a Llama model took 24.7 ms, of which it waited 0.4 ms for the thread with the
+// split_count() is needed for sizes such as 344 hidden units, which are 5.4 panels. Without smaller
+// parts, a step of a Llama model took 24.7 ms, of which threads waited 0.4 ms for the one with the
 // sixth panel.
 #include "core/kernels/gemm.h"
 
@@ -19,20 +19,20 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t block_rows = 32;      // of a result block, which has 8 KB of float32
-constexpr int64_t block_columns = 64;   // of a result block
-constexpr int64_t waiting_rows = 1024;  // rows whose partial sums wait for the next panel: 256 KB
-constexpr int64_t tall_rows = 64;       // of a block of a^T b
-constexpr int64_t wide_columns = 1024;  // of a^T b in one task: 256 KB
+constexpr int64_t block_rows = 32;      // rows of a result block, which has 8 KB of float32
+constexpr int64_t block_columns = 64;   // columns of a result block
+constexpr int64_t waiting_rows = 1024;  // rows with partial sums for the next panel: 256 KB
+constexpr int64_t tall_rows = 64;       // rows in a block of a^T b
+constexpr int64_t wide_columns = 1024;  // columns of a^T b in one task: 256 KB
 
 bool kernels_on = true;
 
-/// Returns the depth of a matmul between two visits to its block: a panel of that depth takes 128
-/// to 192 KB and stays in a core's own cache.
+/// Returns the largest depth of a panel: a panel of that depth takes 128 to 192 KB and stays in a
+/// core's own cache.
 int64_t depth_step(Element type) { return type == Element::f32 ? 768 : 1024; }
 
-/// Divides [0, n) into parts of equal size, which is at most `most` and a multiple of 16 (if `most`
-/// is one); the last part may be shorter. n must be above 0.
+/// Divides [0, n) into parts of equal size. The size is at most `most`, and a multiple of 16 if
+/// `most` is one; the last part may be shorter. n must be above 0.
 struct Parts {
   Parts(int64_t n_, int64_t most)
       : n(n_), size(std::min(most, round_up(divide_up(n_, divide_up(n_, most)), 16))) {}
@@ -47,8 +47,8 @@ struct Parts {
   int64_t n, size;
 };
 
-/// Returns the largest load of a thread if each task is cut into `parts` and the thread with the
-/// smallest load takes the next part.
+/// Returns the largest load of a thread if each task is divided into `parts` parts and the thread
+/// with the smallest load always takes the next part.
 double max_load(const std::vector<int64_t>& tasks, int64_t parts, int64_t threads) {
   std::vector<double> load(static_cast<size_t>(threads));  // a heap with the smallest load on top
   for (const int64_t size : tasks) {
@@ -61,10 +61,10 @@ double max_load(const std::vector<int64_t>& tasks, int64_t parts, int64_t thread
   return std::ranges::max(load);
 }
 
-/// Returns the number of parts into which a dimension of size `n` is cut, given the sizes of the
-/// `tasks` along the other dimension. Starts with enough parts for two tasks per thread, as far as
-/// parts have at least the length `least`, and takes up to four times as many parts if that evens
-/// out the load. Returns 1 for a single thread.
+/// Returns the number of parts into which a dimension of size `n` is divided, given the sizes of
+/// the `tasks` along the other dimension. Starts with enough parts for two tasks per thread, unless
+/// parts would be shorter than `least`, and takes up to four times as many parts if that balances
+/// the load better. Returns 1 for a single thread.
 int64_t split_count(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
   const int64_t threads = at::get_num_threads(), count = std::ssize(tasks),
                 most = std::max<int64_t>(1, n / least);
@@ -85,8 +85,9 @@ int64_t split_count(const std::vector<int64_t>& tasks, int64_t n, int64_t least)
 /// Returns the type in which two factors are multiplied.
 Element common(Element a, Element b) { return a == b ? multiplied_as(a) : Element::f32; }
 
-/// Returns rows of a left factor in the form that brgemm reads: in place, or copied to `space`
-/// [rows][stride] because they must be widened, or padded from `have` to `deep`.
+/// Returns rows of a left factor in the form that brgemm reads. Rows that must be converted to
+/// float32, or padded from `have` to `deep` elements, are copied to `space` [rows][stride]. Others
+/// are read in place.
 Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t deep, char* space,
                    int64_t stride) {
   if (a.type != as) {
@@ -102,14 +103,15 @@ Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t dee
   return {space, stride, as};
 }
 
-/// A section of a product's depth: elements [at, at + have) along k, padded to `deep`. A packed
-/// panel holds it from its row `place` on.
+/// A section of a product's depth: elements [at, at + have) along k, padded to `deep` elements. It
+/// is in a packed panel from row `place` on.
 struct Stretch {
   const Product* of;
   int64_t at, have, deep, place;
 };
 
-/// Returns the products' depths in sections, grouped by panels: at most depth_step() each.
+/// Divides the products' depths into sections and groups them into panels, each at most
+/// depth_step() deep.
 std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, Element as) {
   std::vector<std::vector<Stretch>> panels(1);
   const int64_t step = depth_step(as);
@@ -130,8 +132,9 @@ std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, E
 }
 
 /// Computes the sum of products a b or, if `transposed`, a b^T. A thread packs a panel of b's
-/// columns, at most depth_step() deep, and multiplies rows of a by it. If there is more depth, the
-/// partial sums of all blocks of the task stay in memory until the next panel is packed.
+/// columns, at most depth_step() deep, and multiplies rows of a by it. If the depth needs several
+/// panels, the partial sums of all blocks of the task stay in memory until the next panel is
+/// packed.
 void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, int64_t n,
                const Epilogue& e) {
   if (m == 0 || n == 0) return;
@@ -141,12 +144,13 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
   const std::vector<std::vector<Stretch>> depths = by_panels(products, as);
   const bool at_once = depths.size() == 1;
 
-  // With several panels in depth the blocks of a part all wait in memory, which limits its rows.
+  // If the depth needs several panels, the partial sums of all blocks of a part are in memory at
+  // the same time, which limits the part's rows.
   const int64_t most =
       round_up(divide_up(m, split_count(panels.lengths(), m, 4 * block_rows)), block_rows);
   const Parts rows(m, at_once ? most : std::min(most, waiting_rows));
 
-  // A thread's memory: the packed panel, copied rows of a, result blocks.
+  // A thread's memory contains the packed panel, copied rows of a, and result blocks.
   int64_t deepest = 0;
   bool copies = products[0].a.type != as;
   for (const auto& depth : depths)
@@ -170,7 +174,7 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
 
     const Matrix right{mine, width, as};
     for (const auto& depth : depths) {
-      // The panel in memory can be reused only if it is the only one in depth.
+      // The panel in memory can be reused only if the depth needs a single panel.
       int64_t& ready = packed_panel[static_cast<size_t>(at::get_thread_num())];
       if (!at_once || ready != panel) {
         ready = panel;
@@ -187,7 +191,7 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
 
       for (int64_t row = first; row < last; row += block_rows) {
         const int64_t count = std::min(block_rows, last - row);
-        // Blocks that wait for the next panel lie side by side.
+        // Blocks whose partial sums are kept for the next panel follow each other in memory.
         float* block = blocks + (at_once ? 0 : (row - first) * width);
         for (const Stretch& s : depth) {
           const Matrix a = s.of->a;
@@ -207,8 +211,8 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
   parallel_tasks(panels.count() * rows.count(), run, [&] { release_gemm(as); });
 }
 
-/// Returns whether oneDNN has a brgemm for T, which ONEDNN_MAX_CPU_ISA in the environment may
-/// forbid.
+/// Returns whether oneDNN has a brgemm for T. The environment variable ONEDNN_MAX_CPU_ISA may
+/// disable it.
 template <class T>
 [[maybe_unused]] bool probe(T) {
   T a[2] = {}, b[32] = {};
@@ -276,8 +280,8 @@ void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue
 }
 
 void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) {
-  // Tasks are pairs of a block of rows of a result and a span of its columns; the results follow
-  // each other.
+  // A task is a block of rows of a result and a span of its columns. Tasks of one result follow
+  // those of the previous result.
   struct Rows {
     const LeftFactor* of;
     int64_t begin, count;
@@ -299,8 +303,8 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
       std::min(wide_columns, round_up(divide_up(n, split_count(lengths, n, block_columns)), 16)));
 
   // A right factor that is multiplied in bfloat16 is packed once, in panels. A float32 factor is
-  // read in place. A factor that must be widened to float32 is widened one panel at a time, so that
-  // no copy of all of it is needed.
+  // read in place. A factor that must be converted to float32 is converted one panel at a time, so
+  // that no complete copy is needed.
   const bool packs = as != Element::f32, widens = b.type != as;
   const Parts panels(spans.size, block_columns);
   const int64_t panel_bytes = depth * panels.size * bytes_of(as);
@@ -309,7 +313,8 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
   if (packs) {
     packed = c10::GetCPUAllocator()->allocate(
         static_cast<size_t>(spans.count() * panels.count() * panel_bytes));
-    // A thread takes a few rows through all panels, so that it reads them in order.
+    // A thread packs a few rows for all panels before the next rows, so that it reads the matrix in
+    // order.
     constexpr int64_t rows_each = 64;
     parallel_for(0, divide_up(k, rows_each), 1, [&](int64_t begin, int64_t end) {
       for (int64_t at = begin * rows_each; at < std::min(k, end * rows_each); at += rows_each) {
@@ -326,7 +331,8 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
     });
   }
 
-  // A thread's memory: packed rows of a^T, a widened panel, and the task's result block.
+  // A thread's memory contains packed rows of a^T, a panel that was converted to float32, and the
+  // task's result block.
   const int64_t left_bytes = round_up(tall_rows * step * bytes_of(as), 64);
   const int64_t wide_bytes = widens ? std::min(step, k) * panels.size * 4 : 0;
   const int64_t block_stride = panels.count() * panels.size;
@@ -342,7 +348,8 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
     // The first span's task sums the columns of its rows; other spans must not add them again.
     const bool sums = of->column_sums != nullptr && span == 0;
     if (sums) std::memset(of->column_sums + row, 0, static_cast<size_t>(count) * 4);
-    // Returns the panel of b's rows from `at` whose first column is panels.begin(p) of the span.
+    // Returns the panel of b from row `at` on, whose first column is column panels.begin(p) of the
+    // span.
     const auto right = [&](int64_t p, int64_t at, int64_t have, int64_t columns) -> Matrix {
       if (packs) {
         return {static_cast<char*>(packed.get()) + (span * panels.count() + p) * panel_bytes +

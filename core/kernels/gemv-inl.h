@@ -1,5 +1,6 @@
-// Matrix products of a few rows with a matrix that is read once, in place; included in the same way
-// as simd-inl.h. Sums have the order of gemm.h's brgemm: along k, one product after the other.
+// Matrix products of a few rows with a large matrix, which is read once, in place; included in the
+// same way as simd-inl.h. Products are added one after the other along k, as by the brgemm of
+// gemm.h.
 #if defined(LATHE_CORE_KERNELS_GEMV_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_GEMV_INL_H
 #undef LATHE_CORE_KERNELS_GEMV_INL_H
@@ -16,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-/// Reads the next 16 bytes of each row of a panel, and calls f(column, values of all rows) for each
-/// of their columns in order: 4 columns of float32, or 8 of bfloat16.
+/// Reads 16 bytes of each of the lanes() rows of a panel: 4 columns of float32, or 8 of bfloat16.
+/// Calls f(column, values of all rows) for each of these columns in order.
 template <class F>
 HWY_INLINE void panel_columns(const float* w, int64_t stride, F&& f) {
   const auto c = load_columns(reinterpret_cast<const char*>(w), stride * 4);
@@ -30,7 +31,7 @@ template <class F>
 HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
   const auto c = load_columns(reinterpret_cast<const char*>(w), stride * 2);
   const auto pair = [&](int64_t i, hn::Vec<DU> both)
-                        HWY_ATTR {  // little-endian: the first is the lower half
+                        HWY_ATTR {  // little-endian: the first column is the lower half
                           f(i, hn::BitCast(D(), hn::ShiftLeft<16>(both)));
                           f(i + 1, hn::BitCast(D(), hn::And(both, hn::Set(DU(), 0xffff0000u))));
                         };
@@ -40,14 +41,15 @@ HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
   pair(6, c.v3);
 }
 
-/// Computes out[m][r] = sum over k of x[m][k] w[r][k] for panels * lanes() rows of w, `stride`
-/// elements apart, and M rows of x. Each `step` columns have a separate sum, and these sums are
-/// then added in order.
+/// Computes out[m][r] = sum over k of x[m][k] w[r][k] for M rows of x, and for panels * lanes()
+/// rows of w, which are `stride` elements apart. Every `step` columns are summed separately, and
+/// these sums are then added in order.
 ///
-/// A panel is read one cache line of each row at a time: rows whose stride is a power of two map to
-/// few of the cache's sets, so a line would not stay for a second visit. While these rows are read,
-/// as many rows after them are prefetched, if `more`. The prefetches go along one row after the
-/// other, so that they spread over all sets and the processor's own prefetcher continues with them.
+/// A panel is read one complete cache line of each row at a time. Rows whose stride is a power of
+/// two map to few sets of the cache, so a line would be evicted before a second read. If `more` is
+/// true, the same number of following rows is prefetched meanwhile. The prefetches go along one row
+/// after the other, so that they spread over all sets, and the processor's own prefetcher continues
+/// them.
 template <class T, int M, int panels>
 HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t step, const float* x,
                                 int64_t x_stride, float* out, int64_t out_stride, bool more) {
@@ -105,8 +107,9 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
   }
 }
 
-/// Does the same for any number of rows of w. Since out is written in whole panels, the rows of an
-/// incomplete last panel are copied to `space` [lanes()][k]. `beyond`: rows of w after these.
+/// Does the same for any number of rows of w. Since out is written in complete panels, the rows of
+/// an incomplete last panel are copied to `space` [lanes()][k]. `beyond`: the number of rows of w
+/// after these, which may be prefetched.
 template <class T, int M>
 void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t step, const float* x,
                  int64_t x_stride, float* out, int64_t out_stride, T* space, int64_t beyond) {
@@ -130,7 +133,7 @@ void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t st
   few_rows_panels<T, M, 1>(space, k, k, step, x, x_stride, out + r, out_stride, false);
 }
 
-/// Calls f with a constant of at least m: 1, 2, 4 or 8.
+/// Calls f with the smallest constant of 1, 2, 4 and 8 that is at least m.
 template <class F>
 HWY_INLINE void with_few(int64_t m, F&& f) {
   if (m <= 1) return f(std::integral_constant<int, 1>());

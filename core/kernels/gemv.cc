@@ -19,8 +19,8 @@ namespace lathe::HWY_NAMESPACE {
 /// Returns whether the loops below are compiled for this instruction set.
 bool few_rows_compiled() { return HWY_TARGET != HWY_SCALAR && HWY_HAVE_SCALABLE == 0; }
 
-/// Multiplies rows [0, rows) of w, with `beyond` rows after them, by x [m rounded up to 1, 2, 4 or
-/// 8][k] -> out.
+/// Writes to `out` the products of rows [0, rows) of w, after which `beyond` more rows follow, with
+/// x [m][k]. m is 1, 2, 4 or 8.
 void few_rows_block(Matrix w, int64_t rows, int64_t k, int64_t step, const float* x, int64_t m,
                     float* out, int64_t out_stride, void* space, int64_t beyond) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
@@ -49,9 +49,10 @@ HWY_INLINE float scale_of(const QuantizedView& w, int64_t block) {
 }
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-/// Calls f(i, a vector of levels) for a block of 64 elements; the vector belongs to the elements of
-/// x from i on. Elements with 8-bit codes keep their order. With 4-bit codes, elements at even
-/// positions come before those at odd positions, and x must have that order (see gemv_quantized).
+/// Calls f(i, levels) for each vector of levels of a block of 64 elements, where the vector belongs
+/// to the elements of x from i on. Elements with 8-bit codes keep their order. With 4-bit codes,
+/// elements at even positions come before those at odd positions, and x must have that order (see
+/// gemv_quantized).
 template <class F>
 HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
   constexpr int64_t L = hn::MaxLanes(D());
@@ -65,11 +66,11 @@ HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
     return;
   }
 
-  // 4 bits: look up 16 levels, which take one vector, or several with a choice by the code's upper
-  // bits.
+  // 4 bits: look up one of 16 levels. They fill one vector, or several vectors, of which the code's
+  // upper bits select one.
   const auto* codes = static_cast<const uint8_t*>(w.codes) + block * 32;
   const hn::Rebind<uint8_t, D> narrow;
-  const auto level = [&](auto code) HWY_ATTR {  // of 0 to 15
+  const auto level = [&](auto code) HWY_ATTR {  // a code is 0 to 15
     if constexpr (L == 16) {
       return hn::TableLookupLanes(load(w.levels), hn::IndicesFromVec(D(), code));
     } else {
@@ -93,6 +94,7 @@ HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
   }
 }
 
+/// Computes the products of R rows of w, from `row` on, with M rows of x.
 template <int M, int R>
 HWY_INLINE void quantized_dots(const QuantizedView& w, int64_t row, int64_t blocks, const float* x,
                                float* out, int64_t out_stride) {
@@ -151,7 +153,7 @@ constexpr int64_t task_rows = 64;  // rows of the matrix that a task takes: one 
 /// Returns m rounded up to a number for which kernels are compiled.
 int64_t padded(int64_t m) { return m <= 2 ? m : m <= 4 ? 4 : few_rows; }
 
-/// Writes x [m, k] in float32, and zeros in the rows below it up to padded(m).
+/// Writes a [m, k] to x in float32, followed by rows of zeros up to padded(m) rows.
 void widen_few(Matrix a, int64_t m, int64_t k, float* x) {
   widen(a, m, k, x, k);
   std::fill_n(x + m * k, (padded(m) - m) * k, 0.0f);
@@ -186,7 +188,7 @@ void gemv_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, int64_t step, 
      n - row - count);
     finish_block(block, task_rows, 0, row, m, count, e);
   };
-  // A thread's rows are consecutive, so that it prefetches its own.
+  // A thread's rows are consecutive, so that the rows that it prefetches are its own.
   parallel_for(0, divide_up(n, task_rows), std::max<int64_t>(1, (1 << 15) / (task_rows * k)),
                [&](int64_t begin, int64_t end) {
                  for (; begin < end; ++begin) run(begin);
@@ -200,7 +202,8 @@ void gemv_quantized(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int6
   auto* x = static_cast<float*>(wide.get());
   widen_few(a, m, k, x);
 
-  // The order of block_levels(): the even positions of each block, then the odd ones.
+  // Put x into the order of block_levels(): first the even positions of each block, then the odd
+  // ones.
   if (b.levels != nullptr) {
     for (int64_t at = 0; at < rows * k; at += 64) {
       float pairs[64];

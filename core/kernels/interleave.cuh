@@ -1,4 +1,4 @@
-// Interleaving the rows of three matrices on a CUDA stream.
+// Interleaves the rows of three matrices on a CUDA stream.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -67,8 +67,8 @@ bool has_amx_fp16() {
 }
 
 void use_isa(Isa isa) {
-  LATHE_CHECK(isa <= machine_isa(), "this CPU has no ", isa_name(isa), ", it has up to ",
-              isa_name(machine_isa()));
+  LATHE_CHECK(isa <= machine_isa(), "this CPU does not support ", isa_name(isa),
+              ", only instruction sets up to ", isa_name(machine_isa()));
   detail::isa_in_use = isa;
   detail::multiplies_bf16 = isa >= Isa::avx512_bf16;
   int64_t targets = hwy::SupportedTargets();
@@ -86,8 +86,8 @@ void read_isa_from_environment() {
     if (names[i] != std::string(wanted)) continue;
     const Isa isa = static_cast<Isa>(i);
     if (isa > machine_isa())
-      fail(Exit::usage, "LATHE_ISA=", wanted, ": this CPU has up to ", isa_name(machine_isa()),
-           "; name that set or a smaller one");
+      fail(Exit::usage, "LATHE_ISA=", wanted, ": this CPU supports only instruction sets up to ",
+           isa_name(machine_isa()), "; set LATHE_ISA to that one or a smaller one");
     constexpr std::array<const char*, 5> onednn{"SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16",
                                                 "ALL"};
     setenv("ONEDNN_MAX_CPU_ISA", onednn[i], /*overwrite=*/0);
@@ -96,7 +96,7 @@ void read_isa_from_environment() {
     return use_isa(isa);
   }
   fail(Exit::usage, "LATHE_ISA=", wanted,
-       ": it is one of baseline, avx2, avx512, avx512_bf16 and amx");
+       ": it must be one of baseline, avx2, avx512, avx512_bf16 and amx");
 }
 
 }  // namespace lathe

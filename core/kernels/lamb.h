@@ -2,19 +2,19 @@
 // algorithm 2:
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 //   u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd p;  p -= lr |p| / |u| u
-// The second line's update is the rule LambApply (core/kernels/rules/lamb.h), once the norms are
-// known.
+// Once the norms are known, the rule LambApply (core/kernels/rules/lamb.h) updates p.
 #pragma once
 
 #include "core/kernels/update.h"
 
 namespace lathe {
 
-/// Sums of squares of p and u.
+/// The sums of squares of p and u.
 struct LambSums {
   double param = 0, direction = 0;
 };
-/// Updates the moments of elements [begin, end), state 0 and 1, and returns the sums over p and u.
+/// Updates the moments of elements [begin, end): m is state 0 and v is state 1. Returns the sums of
+/// squares of p and u over these elements.
 LambSums lamb_moments_cpu(const UpdateArgs& args, const UpdateRule& rule,
                           const StepControl& control, int64_t begin, int64_t end);
 

@@ -1,5 +1,5 @@
-// Launches a kernel. Under nvcc this is CUDA's launch. The tests compile .cu files as C++ with
-// replacements of CUDA's headers (tests/support/cuda), which define their own launch().
+// Launches a kernel. This file defines launch() only if nvcc compiles it. Tests compile .cu files
+// as C++ with replacements of CUDA's headers (tests/support/cuda), which define another launch().
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
-// Parts of a linear layer around its matrix products, on a CUDA stream. All pointers are device
-// pointers, aligned to 16 bytes. Elements are float32, bfloat16 or float16.
+// Kernels of a linear layer other than its matrix products, on a CUDA stream. All pointers are
+// device pointers, aligned to 16 bytes. Elements are float32, bfloat16 or float16.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,14 +9,16 @@
 
 namespace lathe {
 
-/// Writes the sums of the columns of x, whose rows are contiguous, in float32, always in the same
-/// order. `partials`: column_partials() floats.
+/// Writes the sums of the columns of x to `sums` [columns], in float32 and always in the same
+/// order. Rows of x must have no gaps between them. `partials`: scratch memory of column_partials()
+/// floats. Returns cudaErrorInvalidValue unless column_sums_on_gpu(columns).
 cudaError_t column_sums_cuda(Matrix x, int64_t rows, int64_t columns, float* partials, float* sums,
                              cudaStream_t stream);
-/// Writes out = a + b for n elements, in a's type. `out` may be a. n must be a multiple of 4.
+/// Writes out = a + b for n elements; `out` has a's type and may be a. n must be a multiple of 4.
 cudaError_t add_cuda(const void* a, Element a_type, const void* b, Element b_type, void* out,
                      int64_t n, cudaStream_t stream);
-/// Writes out = x * *factor for n elements, a multiple of 4. `out` may be x if it has its type.
+/// Writes out = x * *factor for n elements, where n must be a multiple of 4. `out` may be x if both
+/// have the same type.
 cudaError_t scale_cuda(const void* x, Element type, const float* factor, void* out,
                        Element out_type, int64_t n, cudaStream_t stream);
 

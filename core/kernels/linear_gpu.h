@@ -8,12 +8,12 @@
 
 namespace lathe {
 
-/// Alignment in bytes that LinearProduct::bias and LinearProduct::before require.
+/// The alignment in bytes that LinearProduct::bias and LinearProduct::before require.
 constexpr int64_t product_vector_alignment = 256;
 
-/// y = x W^T + bias + residual, or y = gelu(u) with u = x W^T + bias, in its tanh form. Rows have
-/// no gaps between them. Pointers are device pointers and multiples of 16 bytes; `bias` and
-/// `before` are multiples of product_vector_alignment.
+/// A matrix product y = x W^T + bias + residual, or y = gelu(u) in its tanh form, where u = x W^T +
+/// bias. Rows have no gaps between them. Pointers are device pointers and multiples of 16 bytes;
+/// `bias` and `before` are multiples of product_vector_alignment.
 struct LinearProduct {
   int64_t rows = 0, in = 0, out = 0;
   Element type = Element::bf16;    ///< of x and W: bfloat16 or float16
@@ -23,14 +23,14 @@ struct LinearProduct {
   const void* bias = nullptr;      ///< [out] or null
   const void* residual = nullptr;  ///< [rows, out] or null
   void* y = nullptr;               ///< [rows, out]
-  void* before = nullptr;          ///< null, or where to write u [rows, out], in `type`
+  void* before = nullptr;          ///< receives u [rows, out] in `type`; null: y is not gelu(u)
 };
 
 /// Returns whether column_sums_cuda (core/kernels/linear.cuh) takes rows with this many columns.
 inline bool column_sums_on_gpu(int64_t columns) { return columns > 0 && columns % 8 == 0; }
-/// Number of rows whose columns one block of threads sums.
+/// The number of rows that one block of threads sums.
 constexpr int64_t column_sum_rows = 128;
-/// Returns the floats of scratch memory that column_sums_cuda needs.
+/// Returns the number of floats of scratch memory that column_sums_cuda() needs.
 inline int64_t column_partials(int64_t rows, int64_t columns) {
   return (rows + column_sum_rows - 1) / column_sum_rows * columns;
 }

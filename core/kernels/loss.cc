@@ -96,8 +96,9 @@ void cross_entropy_rows(Matrix logits, int64_t rows, int64_t classes, int64_t pa
 }
 
 void scatter_add_rows(Matrix values, const int64_t* ids, int64_t n, int64_t columns, Matrix table) {
-  // Task t takes the ids with id % tasks == t, so that frequent ids, which are often neighbors, are
-  // spread over tasks. One thread sums the rows of an id in their order, for any number of tasks.
+  // Task t processes the ids with id % tasks == t. Frequent ids, which are often neighbors, are
+  // thus spread over the tasks. One thread sums the rows of an id in their order, for any number of
+  // tasks.
   const int64_t threads = at::get_num_threads();
   const int64_t tasks =
       threads == 1 ? 1 : std::min<int64_t>(4 * threads, divide_up(n * columns, 1 << 13));

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int most_loss_threads = 1024;
 
-/// Returns the number of threads for a row of `packs` packs, in complete warps. With many threads
-/// in a block, few blocks run at a time, so that their rows stay in the GPU's cache.
+/// Returns the number of threads for a row of `packs` packs, in complete warps. If blocks have many
+/// threads, few blocks run at a time, so that their rows stay in the GPU's cache.
 int loss_threads(int64_t packs) {
   const int64_t warps = (packs + 31) / 32;
   return static_cast<int>(warps < most_loss_threads / 32 ? 32 * warps : most_loss_threads);
@@ -51,13 +51,13 @@ __global__ void __launch_bounds__(most_loss_threads)
       sum *= exp_of<T>(most - next);
       most = next;
     }
-    // Relative to -infinity, even an element of -infinity would be NaN.
+    // If the maximum is -infinity, subtracting it from an element of -infinity would give NaN.
     const float base = most == -INFINITY ? 0 : most;
     for (int e = 0; e < width; ++e) sum += exp_of<T>(v[e] - base);
   }
 
-  // Bring the threads' sums to the common maximum. A maximum of -infinity has a sum of 0, and its
-  // difference to `highest` could be NaN.
+  // Rescale the threads' sums to the common maximum. If a thread's maximum is -infinity, its sum is
+  // 0, and subtracting `highest` could give NaN.
   const float highest = block_max(most);
   sum = block_sum(most == -INFINITY ? sum : sum * expf(most - highest));
 

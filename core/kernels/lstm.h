@@ -1,7 +1,8 @@
 // The recurrence of an LSTM layer over all steps of a batch of sequences. In a small layer, each
 // task computes some rows of the batch for all steps, so threads wait for each other only once. In
-// a large one, whose weight exceeds a core's cache, threads divide the units of each step, so that
-// each reads a part of the weight. Results are the same bits on any number of threads.
+// a large layer, whose weight exceeds a core's cache, threads divide the units of each step, so
+// that each thread reads only a part of the weight. Results have the same bits on any number of
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +11,11 @@
 
 namespace lathe {
 
-/// The shape of a layer's pass. h is even, and all sizes are above 0.
+/// The shape of a pass through a layer with h hidden units. h is even, and all sizes are above 0.
 ///
-/// States [steps + 1, batch, h] have one position more than there are steps: the state before the
-/// first step is at position 0 or, with `reverse`, which takes the steps from the last to the
-/// first, at position `steps`.
+/// States [steps + 1, batch, h] have one more position than there are steps. If `reverse` is true,
+/// the recurrence goes from the last step to the first. The state before the recurrence begins is
+/// at position 0 or, if `reverse` is true, at position `steps`.
 struct LstmShape {
   int64_t steps = 0, batch = 0, h = 0;
   bool reverse = false;
@@ -24,21 +25,23 @@ struct LstmShape {
   /// Return the positions of the states before and after step t.
   int64_t before(int64_t t) const { return reverse ? t + 1 : t; }
   int64_t after(int64_t t) const { return reverse ? t : t + 1; }
-  /// Return the positions of the states before the first step and after the last one.
+  /// Return the positions of the states before and after all steps of the recurrence.
   int64_t first() const { return reverse ? steps : 0; }
   int64_t last() const { return reverse ? 0 : steps; }
 };
 
-/// Adds each hidden state times the transpose of `weight` [4 h, h] to the gates [steps, batch, 4 h]
-/// of the next step, which already hold the contribution of the inputs, and writes the states after
-/// each step. The caller has set the states before the first step. Gates and hidden states have the
-/// weight's type.
+/// Computes all steps. `gates` [steps, batch, 4 h] must contain the contribution of the inputs; the
+/// hidden state before each step times the transpose of `weight` [4 h, h] is added to the gates of
+/// that step. Writes the states after each step to `hidden` and `cells` [steps + 1, batch, h]. The
+/// caller must set the states before the first step. Gates and hidden states have the weight's
+/// type.
 void lstm_forward(const LstmShape& shape, Matrix weight, void* gates, void* hidden, float* cells);
 
-/// Computes the gradients of the gates, before their activations, and of the states before
-/// the first step: dh0 [batch, h], of the weight's type, and dc0 [batch, h]. `dy` [steps, batch, h]
-/// is the gradient of the hidden states after each step, and `dc` [batch, h] that of the last cell
-/// state; either may be null: zero. dgates may be the gates' own memory.
+/// Computes dgates, the gradients of the gates before their activations, and the gradients of the
+/// states before the first step: dh0 [batch, h], in the weight's type, and dc0 [batch, h]. `dy`
+/// [steps, batch, h] is the gradient of the hidden states after each step, and `dc` [batch, h] is
+/// that of the last cell state. Either may be null, which stands for zeros. `dgates` may be
+/// `gates`.
 void lstm_backward(const LstmShape& shape, Matrix weight, const void* gates, const float* cells,
                    const void* dy, const float* dc, void* dgates, void* dh0, float* dc0);
 

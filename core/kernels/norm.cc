@@ -49,7 +49,8 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
   }
 }
 
-/// sums: [2][columns], to which the rows' parts of dweight and dbias are added; may be null.
+/// Computes dx for rows [begin, end). Adds these rows' parts of dweight and dbias to sums
+/// [2][columns] unless `sums` is null.
 template <class In, class Grad>
 void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* sums,
                    int64_t begin, int64_t end) {
@@ -59,13 +60,13 @@ void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
     const Grad* up = static_cast<const Grad*>(dy.at(r, 0));
     In* out = static_cast<In*>(const_cast<void*>(dx.at(r, 0)));
     const V m = set(n.mean == nullptr ? 0.0f : n.mean[r]), s = set(n.rstd[r]);
-    // The gradient of h = (x - mean) rstd.
+    // Returns the gradient of h = (x - mean) rstd.
     const auto scaled = [&](int64_t i, auto part) HWY_ATTR {
       const V g = part(up + i);
       return n.weight == nullptr ? g : hn::Mul(g, part(n.weight + i));
     };
 
-    // The averages of g and g h over the row, and this row's part of dweight and dbias.
+    // Compute the averages of g and g h over the row, and this row's part of dweight and dbias.
     V sum_g = set(0), sum_gh = set(0);
     for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR {
       const V g = scaled(i, part), h = hn::Mul(hn::Sub(part(in + i), m), s);

@@ -9,10 +9,10 @@ namespace lathe {
 namespace {
 
 constexpr int norm_width = 4;       // elements in a pack
-constexpr int rows_of_a_block = 8;  // where each of its warps takes a row
+constexpr int rows_of_a_block = 8;  // if each of its warps processes a row
 
-/// The threads that process one row: a warp, which needs no barriers, if its registers can hold the
-/// row.
+/// The group of threads that processes a row whose elements fit into the registers of a warp: one
+/// warp, which needs no barriers.
 struct Warp {
   static __device__ int64_t row() {
     return blockIdx.x * int64_t{rows_of_a_block} + threadIdx.x / 32;
@@ -21,7 +21,7 @@ struct Warp {
   static __device__ int64_t step() { return 32; }
   static __device__ float sum(float x) { return warp_sum(x); }
 };
-/// Longer rows take a block.
+/// The group of threads that processes a longer row: a block.
 struct Block {
   static __device__ int64_t row() { return blockIdx.x; }
   static __device__ int64_t first() { return threadIdx.x; }
@@ -29,8 +29,9 @@ struct Block {
   static __device__ float sum(float x) { return block_sum(x); }
 };
 
-/// Calls f(k, i) for the packs of a row that a thread of the group holds, at most `held`: i is
-/// Group::first(), and then Group::step() more each time.
+/// Calls f(k, i) for each pack of a row that the calling thread holds, at most `held` packs: k
+/// counts them from 0, and i = Group::first() + k * Group::step() is the index of the pack in the
+/// row.
 template <class Group, int held, class F>
 __device__ void for_packs(int64_t columns, F&& f) {
 #pragma unroll
@@ -46,7 +47,7 @@ __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) 
   const bool has_row = row < n.rows;  // other warps of the last block only take part in sums
   const int64_t columns = has_row ? n.columns : 0;
   const float inverse = 1.0f / static_cast<float>(n.columns);
-  // The row stays in registers: x is read once.
+  // The row stays in registers, so x is read only once.
   float v[held][norm_width], sum = 0, squares = 0, mean = 0;
   for_packs<Group, held>(columns, [&](int k, int64_t i) {
     load_pack<norm_width>(x + row * n.columns, i, v[k]);
@@ -80,15 +81,15 @@ __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) 
   });
 }
 
-/// Each block processes norm_chunk rows, and leaves the sums of dy h and dy over them in its part
-/// of `partials`.
+/// Each block processes norm_chunk rows, and writes the sums of dy h and dy over these rows to its
+/// part of `partials`.
 template <int held, class In, class Grad>
 __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In* dx, bool add,
                                      float* partials) {
   const float inverse = 1.0f / static_cast<float>(n.columns);
   const int64_t begin = blockIdx.x * norm_chunk,
                 end = begin + norm_chunk < n.rows ? begin + norm_chunk : n.rows;
-  // A thread keeps its columns' sums of dweight and dbias in registers through all rows.
+  // A thread keeps the sums of dweight and dbias for its columns in registers, over all rows.
   float dw[held][norm_width] = {}, db[held][norm_width] = {};
 
   for (int64_t row = begin; row < end; ++row) {
@@ -123,7 +124,7 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
     });
   }
 
-  // The blocks' parts are summed by norm_sums_kernel, in one order.
+  // norm_sums_kernel() adds the parts of all blocks, always in the same order.
   if (partials == nullptr) return;
   float* mine = partials + int64_t{2} * blockIdx.x * n.columns;
   for_packs<Block, held>(n.columns, [&](int k, int64_t i) {
@@ -134,7 +135,7 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
 
 constexpr int norm_sum_warps = 32;
 
-/// Sums the partials' columns: each block takes 32 columns.
+/// Sums the columns of `partials`. Each block sums 32 columns.
 __global__ void norm_sums_kernel(const float* partials, int64_t rows, int64_t columns,
                                  float* dweight, float* dbias) {
   const int64_t column = blockIdx.x * 32 + threadIdx.x % 32;
@@ -149,7 +150,7 @@ int threads_of(int64_t columns) {
   return static_cast<int>(packs >= 1024 ? 1024 : (packs + 31) / 32 * 32);
 }
 
-/// Calls f with the number of packs that a thread of a block holds, as a constant.
+/// Calls f with the number of packs that a thread holds if a block processes a row, as a constant.
 template <class F>
 void with_held(int64_t columns, F&& f) {
   const int64_t held = (columns / norm_width + 1023) / 1024;
@@ -157,7 +158,7 @@ void with_held(int64_t columns, F&& f) {
   f(std::integral_constant<int, 2>{});
 }
 
-/// Does the same for a thread of a warp. Returns false if a warp can't hold the row.
+/// Does the same for a warp per row. Returns false if the registers of a warp can't hold the row.
 template <class F>
 bool with_held_by_warp(int64_t columns, F&& f) {
   const int64_t held = (columns / norm_width + 31) / 32;

@@ -1,6 +1,7 @@
 // Layer norm (Ba, Kiros and Hinton 2016) and RMS norm (Zhang and Sennrich 2019) over rows of C
-// elements, computed in float32 for every element type. Threads share the rows. Sums over rows go
-// through partial sums of fixed size, so results are the same bits on any number of threads.
+// elements, computed in float32 for every element type. Threads share the rows. Sums over all rows
+// are sums of partial sums over a fixed number of rows, so results have the same bits on any number
+// of threads.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +20,23 @@ struct NormRows {
   float* rstd = nullptr;          ///< [rows]: 1 / sqrt(variance + eps)
 };
 
-/// Returns whether norm.cuh takes rows of this length.
+/// Returns whether the kernels of norm.cuh take rows of this length.
 inline bool norm_on_gpu(int64_t columns) {
   return columns > 0 && columns % 4 == 0 && columns <= 8192;
 }
-/// Rows over which one block of a GPU sums dweight and dbias before the blocks are summed.
+/// The number of rows over which one block of GPU threads sums dweight and dbias, before the sums
+/// of all blocks are added.
 constexpr int64_t norm_chunk = 16;
-/// Returns how many floats norm_backward_cuda needs for such sums.
+/// Returns the number of floats that norm_backward_cuda() needs for the sums of all blocks.
 inline int64_t norm_partials(const NormRows& n) {
   return (n.rows + norm_chunk - 1) / norm_chunk * 2 * n.columns;
 }
 
 /// Computes y = (x - mean) rstd weight + bias; writes mean and rstd.
 void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps);
-/// Computes dx (+)= the gradient of x, and dweight and dbias [columns] if not null. With g = dy
-/// weight and h = (x - mean) rstd:  dx = rstd (g - avg(g) - h avg(g h)), without avg(g) for RMS
-/// norm.
+/// Writes the gradient of x to dx, or adds it to dx if `add` is true. Does neither if `dx` is
+/// empty. Also writes dweight and dbias [columns] if they are not null. With g = dy weight and h =
+/// (x - mean) rstd: dx = rstd (g - avg(g) - h avg(g h)), without avg(g) for RMS norm.
 void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* dweight,
                    float* dbias);
 

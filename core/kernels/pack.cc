@@ -1,6 +1,6 @@
 // Packing is bound by memory bandwidth (2 cores of a Zen 4, weights larger than the last-level
-// cache). A thread reads a weight's panel, 128 bytes of each row, at 6 to 8 GB/s; adjacent rows
-// with prefetching (for x W^T) at 9; complete rows in order at 25 to 29.
+// cache). A thread reads a panel of a weight, 128 bytes of each row, at 6 to 8 GB/s; adjacent rows
+// with prefetching (for x W^T) at 9 GB/s; and complete rows in order at 25 to 29 GB/s.
 #include "core/kernels/pack.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -39,7 +39,7 @@ uint32_t read32(const char* p) {
 /// bytes; `stride` is in bytes.
 void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, uint32_t* out,
                  int64_t out_stride) {
-  constexpr int64_t strip = 16;  // columns at a time: their output rows stay in the nearest cache
+  constexpr int64_t strip = 16;  // columns at a time, whose output rows stay in the nearest cache
 
   for (int64_t j0 = 0; j0 < columns; j0 += strip) {
     const int64_t j1 = j0 + strip < columns ? j0 + strip : columns;
@@ -50,7 +50,8 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
 #if HWY_TARGET != HWY_SCALAR
     for (; i + 4 * blocks <= rows; i += 4 * blocks) {
       int64_t j = j0;
-      // Reading goes down the rows, so each row's coming strip must be prefetched.
+      // The loop reads a strip of one row after another, so each row's next strip must be
+      // prefetched.
       if (ahead > 0) {
         for (int64_t r = i; r < i + 4 * blocks; ++r) hwy::Prefetch(in + r * stride + ahead);
       }
@@ -69,8 +70,7 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
   }
 }
 
-/// Sets out[2 j] = first[j], out[2 j + 1] = second[j] for j < columns; zeros in place of a null
-/// second row.
+/// Sets out[2 j] = first[j] and out[2 j + 1] = second[j] for j < columns, or 0 if `second` is null.
 void interleave16(const uint16_t* first, const uint16_t* second, int64_t columns, uint16_t* out) {
   const DU whole;
   const hn::Rebind<uint16_t, DU> half;
@@ -113,8 +113,8 @@ void widen_transposed(Matrix a, int64_t rows, int64_t columns, float* out, int64
   }
 }
 
-/// Sets columns n to width of a packed right factor of depth k to zero: rows with 4 bytes an
-/// element, either float32 or pairs.
+/// Sets columns [n, width) of a packed right factor of depth k to zero. An element of its rows has
+/// 4 bytes: a float32, or a pair.
 void clear_rest(void* out, int64_t k, int64_t n, int64_t width, Element as) {
   if (width == n) return;
   for (int64_t i = 0; i < (as == Element::f32 ? k : (k + 1) / 2); ++i)
@@ -165,7 +165,7 @@ void left_transposed(Matrix a, int64_t k, int64_t m, void* out, Element as) {
     const int64_t have = depth - i < pairs ? depth - i : pairs;
     for (int64_t j = 0; j < m; j += columns) {
       const int64_t n = m - j < columns ? m - j : columns;
-      // An odd depth has no second row in the last pair: zeros.
+      // If the depth is odd, the last pair has no second row, and zeros replace it.
       for (int64_t p = 0; p < have; ++p) {
         const int64_t row = 2 * (i + p);
         interleave16(static_cast<const uint16_t*>(a.at(row, j)),

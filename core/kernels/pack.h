@@ -1,7 +1,8 @@
 // Rearranges blocks of matrices into the order in which matmuls read them.
 //
-// A product's right factor is read as [k][n] in float32, and in bfloat16 as [k / 2][n][2]: pairs
-// along k side by side (the layout of the CPUs' dot-product instructions, "VNNI").
+// A right factor [k, n] of a matmul has the layout [k][n] in float32 and [k / 2][n][2] in bfloat16,
+// where pairs of elements along k are adjacent. The dot-product instructions of CPUs read this
+// layout, which is called "VNNI".
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace lathe {
 
-/// A row-major matrix in memory. `stride` elements lie between the starts of two rows.
+/// A row-major matrix in memory, which it does not own. `stride` is the distance between the starts
+/// of two rows, in elements.
 struct Matrix {
   const void* data = nullptr;
   int64_t stride = 0;
@@ -22,22 +24,22 @@ struct Matrix {
   }
 };
 
-/// Returns k rounded up to the depth of a packed factor: whole pairs.
+/// Returns the depth of a packed factor: k, rounded up to complete pairs unless `type` is float32.
 inline int64_t packed_depth(int64_t k, Element type) {
   return type == Element::f32 ? k : (k + 1) / 2 * 2;
 }
 
-// The packed elements have type `as`: the matrix's own, or float32 for matmuls that are computed in
-// it.
+// The packed elements have the type `as`: the matrix's own type, or float32 for matmuls that are
+// computed in float32.
 
 /// Packs b [k, n] as a right factor whose rows are `width` >= n long, with zeros beyond k and n.
 void pack_right(Matrix b, int64_t k, int64_t n, int64_t width, void* out, Element as);
 /// Packs the transpose of b [n, k] in the same way.
 void pack_right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out, Element as);
-/// Transposes a [k, m] into rows of packed_depth(k) as a left factor, out [m][packed_depth(k)],
-/// with zeros beyond k.
+/// Packs the transpose of a [k, m] as a left factor: `out` [m][packed_depth(k, as)], with zeros
+/// beyond k.
 void pack_left_transposed(Matrix a, int64_t k, int64_t m, void* out, Element as);
-/// Copies a [rows, columns] as float32, rows `stride` apart.
+/// Converts a [rows, columns] to float32 in `out`, whose rows are `stride` apart.
 void widen(Matrix a, int64_t rows, int64_t columns, float* out, int64_t stride);
 
 }  // namespace lathe

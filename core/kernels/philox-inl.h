@@ -15,7 +15,7 @@ namespace lathe::HWY_NAMESPACE {
 
 inline constexpr int64_t philox_group = 64;
 
-/// Sets words[w][i] = word w of the block with counter(first + i, step), the same as philox().
+/// Sets words[w][i] to word w of philox(counter(first + i, step), key).
 inline void philox_blocks(uint64_t first, uint64_t step, RngKey key,
                           uint32_t (&words)[4][philox_group]) {
   auto& [c0, c1, c2, c3] = words;

@@ -1,10 +1,11 @@
-// core/rng.h's philox() for the device.
+// philox() of core/rng.h for GPUs.
 #pragma once
 
 #include "core/rng.h"
 
 namespace lathe {
 
+/// A Philox4x32 block of four random 32-bit numbers.
 struct DevicePhilox {
   uint32_t words[4];
 

@@ -12,8 +12,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// A logistic gate and its derivative s (1 - s), computed as s e s with e = exp(-v), since 1 - s
-/// would cancel.
+/// A logistic gate s and its derivative s (1 - s). The derivative is computed as s e s with e =
+/// exp(-v), since 1 - s would cancel.
 struct Gate {
   V s, derivative;
 };
@@ -21,7 +21,7 @@ HWY_INLINE Gate gate_of(V v) {
   const V e = exp_of(hn::Neg(v)), s = inverse_of(hn::Add(set(1), e));
   return {s, hn::Mul(s, hn::Mul(e, s))};
 }
-/// Returns the gradient of v from that of t = tanh(v).
+/// Returns the gradient of v, given the gradient g of t = tanh(v).
 HWY_INLINE V through_tanh(V g, V t) { return hn::NegMulAdd(hn::Mul(g, t), t, g); }
 
 template <class T>
@@ -98,7 +98,8 @@ void gru_rows(const void* x_gates, const void* h_gates, const void* state, void*
   });
 }
 
-// out = (1 - update) fresh + update before, fresh = tanh(x_new + reset h_new).
+// The forward pass is out = (1 - update) fresh + update before, where fresh = tanh(x_new + reset
+// h_new).
 template <class T>
 void gru_backward_as(const void* x_gates, const void* h_gates, const void* state, const void* dout,
                      void* dx_gates, void* dh_gates, void* dstate, int64_t begin, int64_t end,
@@ -121,8 +122,8 @@ void gru_backward_as(const void* x_gates, const void* h_gates, const void* state
       const V dr = hn::Mul(hn::Mul(dn, inner), reset.derivative);
       const V dz = hn::Mul(hn::Mul(up, hn::Sub(part(before + i), fresh)), update.derivative);
 
-      // x and h enter reset and update as a sum, so both get the same gradient. The reset gate
-      // scales only h's part of the new state.
+      // reset and update depend on the sums of x's and h's gates, so both get the same gradient.
+      // The reset gate scales only h's part of `fresh`.
       part(dr, dx + i);
       part(dr, dg + i);
       part(dz, dx + h + i);

@@ -1,4 +1,4 @@
-// Rotary positions of one head; included in the same way as simd-inl.h.
+// Rotary position embedding of one head; included in the same way as simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_ROTARY_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_ROTARY_INL_H
 #undef LATHE_CORE_KERNELS_ROTARY_INL_H
@@ -11,8 +11,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Writes x [width], rotated, to y, which may be x. rope_table [width] has cosines, then sines; the
-/// sines are multiplied by `sign`.
+/// Rotates x [width] and writes the result to y, which may be x. rope_table [width] has the
+/// cosines, then the sines of the angles; the sines are multiplied by `sign`.
 template <class T>
 HWY_INLINE void rotate_head(const T* x, T* y, int64_t width, const float* rope_table, V sign) {
   const int64_t half = width / 2;

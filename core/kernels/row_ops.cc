@@ -12,8 +12,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Returns the sums of the lanes of the vectors f(i, part) for i in [0, n), in four independent
-/// additions, which hide their latency. Lanes beyond n must be 0.
+/// Returns the sum of the vectors f(i, part) over [0, n), with `part` as in for_vectors(). Adds to
+/// four independent sums, which hides the latency of additions. Lanes beyond n must be 0.
 template <class F>
 HWY_INLINE V sum_of_block(int64_t n, F&& f) {
   const int64_t step = lanes();
@@ -30,8 +30,8 @@ HWY_INLINE V sum_of_block(int64_t n, F&& f) {
   return hn::Add(hn::Add(a, b), hn::Add(c, d));
 }
 
-/// Returns the sum of f over [0, n). Blocks are summed before they are added, so that the rounding
-/// error of a long row grows with the number of its blocks only.
+/// Returns the sum of f over [0, n). Each block is summed separately before the sums are added, so
+/// that the rounding error of a long row grows only with its number of blocks.
 template <class F>
 HWY_INLINE float sum_of_row(int64_t n, F&& f) {
   constexpr int64_t block = 1024;
@@ -58,7 +58,7 @@ HWY_INLINE V largest_of_row(const float* x, int64_t n) {
 
 void softmax_each(const float* x, int64_t rows, int64_t columns, float* y) {
   for (int64_t r = 0; r < rows; ++r, x += columns, y += columns) {
-    const V m = largest_of_row(x, columns);  // a NaN that it ignores gets into the sum
+    const V m = largest_of_row(x, columns);  // a NaN that this ignores enters the sum
     const float sum = sum_of_row(columns, [&](int64_t i, auto part) HWY_ATTR {
       const V e = part.keep(exp_of(hn::Sub(part(x + i), m)));
       part(e, y + i);

@@ -1,6 +1,6 @@
 // Sums of the rows of a matrix, softmax, and log softmax. Each row is computed on its own, in an
-// order that depends only on its length and on the instruction set. So any part of the rows gives
-// the same bits, on any thread.
+// order that depends only on its length and on the instruction set. A row therefore has the same
+// bits on any thread and with any other rows.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@
 
 namespace lathe {
 
-/// N elements that are loaded or stored together, by one instruction for each 16 bytes.
+/// N elements that are loaded or stored together, with one instruction for each 16 bytes.
 template <class T, int N>
 struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
   T at[N];
@@ -23,6 +23,7 @@ __device__ void load_pack(const T* row, int64_t i, float* out) {
 #pragma unroll
   for (int k = 0; k < N; ++k) out[k] = static_cast<float>(pack.at[k]);
 }
+/// Rounds values to T and stores them as pack i of a row.
 template <int N, class T>
 __device__ void store_pack(T* row, int64_t i, const float* values) {
   Pack<T, N> pack;
@@ -34,7 +35,7 @@ __device__ void store_pack(T* row, int64_t i, const float* values) {
 namespace {
 
 /// Returns e^x. If T is a 16-bit type, the relative error is up to 5e-6 for |x| <= 88, far below
-/// the rounding of a T.
+/// the rounding error of T.
 template <class T>
 __device__ float exp_of(float x) {
   constexpr float log2_e = 1.4426950408889634f;
@@ -47,7 +48,7 @@ __device__ float inverse_of(float x) {
   return sizeof(T) == 4 ? 1 / x : __fdividef(1, x);
 }
 
-/// Returns the sum over a warp in every thread.
+/// Returns the sum of `a` over a warp, in every thread.
 __device__ float warp_sum(float a) {
   for (int lane = 16; lane > 0; lane /= 2) a += __shfl_xor_sync(0xffffffffu, a, lane);
   return a;
@@ -73,7 +74,7 @@ __device__ float block_sum(float a) {
   return a;
 }
 
-/// Returns the maximum over the block in every thread; NaN is ignored.
+/// Returns the maximum of `a` over the block, in every thread. Ignores NaN.
 __device__ float block_max(float a) {
   __shared__ float warps[32];
   for (int lane = 16; lane > 0; lane /= 2) a = fmaxf(a, __shfl_xor_sync(0xffffffffu, a, lane));

@@ -1,4 +1,4 @@
-// The table of rules: core/kernels/rules/rule.h describes a rule.
+// The table of optimizer rules. core/kernels/rules/rule.h explains what a rule is.
 #pragma once
 
 #include <type_traits>
@@ -39,7 +39,7 @@ LATHE_BOTH void with_rule(int32_t kind, F&& f, RuleList<R...>) {
 }
 }  // namespace detail
 
-/// Calls f with a value of the type of rule `kind`.
+/// Calls f with a value of the rule type at position `kind` of the table.
 template <class F>
 LATHE_BOTH void with_rule(int32_t kind, F&& f) {
   detail::with_rule(kind, f, Rules{});

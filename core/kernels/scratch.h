@@ -16,14 +16,15 @@ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 /// Calls f(i) for each i < tasks on ATen's threads. Each thread takes the next i when it is idle,
-/// so that a delayed thread does not delay the others. f must give the same result on any thread.
+/// so that a slow thread does not delay the others. f(i) must have the same result on any thread.
 /// Each thread calls done() after its last task.
 template <class F, class Done>
 void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
   std::atomic<int64_t> next{0};
   parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1,
                [&](int64_t begin, int64_t end) {
-                 // One round for each thread, or all rounds on this thread if there are no others.
+                 // Each thread gets one index of [begin, end) and takes tasks until none is left.
+                 // If there is only one thread, it gets all indices.
                  for (; begin < end; ++begin) {
                    for (int64_t i = 0; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
                      f(i);
@@ -32,8 +33,9 @@ void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
                });
 }
 
-/// Working memory of `bytes` bytes for each of ATen's threads. The calling thread allocates it in
-/// one piece, so that a step's memory does not depend on which thread is faster.
+/// Working memory of `bytes` bytes for each of ATen's threads. The thread that constructs it
+/// allocates one block for all threads, so that a step's memory does not depend on which threads
+/// are faster.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes)
@@ -49,8 +51,8 @@ class Scratch {
   c10::DataPtr data_;
 };
 
-/// Cuts a thread's part into arrays that start on cache lines. Use it first with a null base to
-/// compute the size.
+/// Divides a thread's memory into arrays that begin at cache lines. Use it first with a null base
+/// to compute the size of the memory.
 class Carver {
  public:
   explicit Carver(char* base) : base_(base) {}

@@ -1,9 +1,9 @@
-// Vector helpers of the kernels, compiled once for each instruction set: include it below
-// hwy/foreach_target.h and hwy/highway.h. Elements are float, bfloat16 or float16; arithmetic is in
-// float32. Highway chooses the instruction set at run time.
+// Vector helpers of the kernels, compiled once for each instruction set: include this file after
+// hwy/foreach_target.h. Elements are float32, bfloat16 or float16; arithmetic is in float32.
+// Highway chooses the instruction set at run time.
 //
-// exp_of() is written here because Highway's exp does not return NaN for NaN, which would hide a
-// diverged run.
+// exp_of() is Lathe's own, because Highway's exp does not return NaN for NaN, which would hide that
+// a run has diverged.
 #if defined(LATHE_CORE_KERNELS_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_SIMD_INL_H
 #undef LATHE_CORE_KERNELS_SIMD_INL_H
@@ -40,16 +40,16 @@ HWY_INLINE V load(const c10::BFloat16* p) {
 }
 HWY_INLINE void store(V v, float* p) { hn::StoreU(v, D(), p); }
 #if HWY_TARGET == HWY_AVX3
-/// Rounds to bfloat16, on CPUs with an instruction for it (Isa::avx512_bf16). It treats subnormal
-/// numbers as zero.
+/// Rounds to bfloat16 on CPUs that have an instruction for this (Isa::avx512_bf16). The instruction
+/// treats subnormal numbers as zero.
 HWY_INLINE __m256i rounded_by_cpu(V v) {
   __m256i low;
-  asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(v.raw));  // Highway 1.0 does not know it yet
+  asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(v.raw));  // Highway 1.0 has no function for it
   return low;
 }
 #endif
-/// Stores the nearest bfloat16, ties to even; NaN stays NaN. CPUs with an instruction for it treat
-/// numbers below 1.2e-38 as zero.
+/// Stores the nearest bfloat16, ties to even; NaN stays NaN. CPUs with an instruction for this
+/// (Isa::avx512_bf16) treat numbers below 1.2e-38 as zero.
 HWY_INLINE void store(V v, c10::BFloat16* p) {
 #if HWY_TARGET == HWY_AVX3
   if (HWY_LIKELY(active_isa() >= Isa::avx512_bf16)) {
@@ -104,9 +104,10 @@ HWY_INLINE void store_first(V v, T* p, int64_t n) {
   std::memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
 }
 
-/// for_vectors() calls f(i, part) for each vector of [0, n), where `part` loads and stores
-/// elements. Whole is for complete vectors; Part, for the last one, skips lanes beyond the end.
-/// keep(v) zeroes these lanes, keep_or(v, w) replaces them by w's.
+/// for_vectors() calls f(i, part) for each vector of [0, n), where i is the index of its first
+/// element. part(p) loads a vector from p, and part(v, p) stores v to p. For a complete vector,
+/// `part` is a Whole. For an incomplete last vector, it is a Part, which skips the lanes beyond n.
+/// keep(v) sets these lanes to zero; keep_or(v, w) replaces them by those of w.
 struct Whole {
   HWY_INLINE V keep(V v) const { return v; }
   HWY_INLINE V keep_or(V v, V) const { return v; }
@@ -144,13 +145,13 @@ HWY_INLINE void for_vectors(int64_t n, F&& f) {
   if (i < n) f(i, Part{n - i});
 }
 
-/// Calls f(a) with a zero of an element's C++ type.
+/// Calls f with a zero of the C++ type of `a`, which must not be float64.
 template <class F>
 void with_element(Element a, F&& f) {
   if (a == Element::f32) return f(float{});
   return a == Element::bf16 ? f(c10::BFloat16{}) : f(c10::Half{});
 }
-/// Calls f(a, b) for two elements.
+/// Calls f with zeros of the C++ types of `a` and `b`.
 template <class F>
 void with_elements(Element a, Element b, F&& f) {
   with_element(a, [&](auto x) HWY_ATTR { with_element(b, [&](auto y) HWY_ATTR { f(x, y); }); });
@@ -159,12 +160,13 @@ void with_elements(Element a, Element b, F&& f) {
 HWY_INLINE float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
 HWY_INLINE float max_of(V v) { return hn::GetLane(hn::MaxOfLanes(D(), v)); }
 HWY_INLINE V set(float x) { return hn::Set(D(), x); }
-/// Returns e^v within 2 units in the last place for v in [-87, 88], 0 below, e^88 above; NaN stays
-/// NaN. Computed as 2^n e^r with n integer and |r| <= ln(2) / 2; the polynomial has the smallest
-/// relative error (4e-9) among those of its degree that begin with 1 + r.
+/// Returns e^v within 2 units in the last place for v in [-87, 88], 0 for smaller v, e^88 for
+/// larger v, and NaN for NaN. Computes 2^n e^r with an integer n and |r| <= ln(2) / 2. The
+/// polynomial for e^r has the smallest relative error (4e-9) among those of its degree that begin
+/// with 1 + r.
 HWY_INLINE V exp_of(V given) {
   const V v = hn::Min(set(88), hn::Max(set(-87), given));
-  // Adding this number rounds to an integer, in the lowest bits.
+  // Adding this number rounds to an integer, which is then in the lowest bits.
   constexpr float magic = 0x1.8p23f;
   const V shifted = hn::MulAdd(v, set(1.44269504089f), set(magic)),
           n = hn::Sub(shifted, set(magic));
@@ -178,7 +180,7 @@ HWY_INLINE V exp_of(V given) {
       hn::Add(hn::ShiftLeft<23>(hn::BitCast(DU(), shifted)), hn::Set(DU(), 127u << 23));
   const V e = hn::IfThenZeroElse(hn::Lt(given, set(-87)), hn::Mul(y, hn::BitCast(D(), exponent)));
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  return e;  // the instructions for minimum and maximum, in this order, keep a NaN
+  return e;  // minimum and maximum instructions with operands in this order keep NaN
 #else
   return hn::IfThenElse(hn::Eq(given, given), e, given);
 #endif

@@ -8,9 +8,9 @@ namespace {
 
 constexpr int swiglu_threads = 256;
 
-/// What silu(x) = x s needs: e = exp(-x) and s = 1 / (1 + e). Below -87, where e would overflow, s
-/// is 0, which is exact to 2e-38: far tails are zero whatever they are multiplied by. For narrow
-/// types the exponential is exact to 5e-6.
+/// The terms of silu(x) = x s: e = exp(-x) and s = 1 / (1 + e). Below -87, where e would overflow,
+/// s is set to 0, which is exact to 2e-38, so that silu is 0 there even for a large |x|. For 16-bit
+/// types the exponential has a relative error of up to 5e-6.
 template <class T>
 struct Logistic {
   float e, s;
@@ -34,8 +34,8 @@ struct Places {
   }
 };
 
-/// Each thread processes a pack of elements. `packs` and `stride`: packs in a row of y, and between
-/// rows of a and b.
+/// Each thread processes a pack of elements. `packs`: the number of packs in a row of y; `stride`:
+/// the distance between rows of a and b in packs.
 template <class T>
 __global__ void swiglu_kernel(const T* a, const T* b, T* y, unsigned count, unsigned packs,
                               unsigned stride) {
@@ -64,7 +64,8 @@ __global__ void swiglu_backward_kernel(const T* a, const T* b, const T* dy, T* d
   for (int k = 0; k < width; ++k) {
     const float x = left[k];
     const Logistic<T> l(x);
-    // silu' = s + x s (1 - s), and 1 - s is e s without cancellation. Infinity and NaN give NaN.
+    // silu' = s + x s (1 - s). 1 - s is computed as e s, which does not cancel. 0 * x makes the
+    // result NaN for infinity and NaN.
     const float derivative = l.s + x * l.s * (l.e * l.s) + 0 * x;
     left[k] = d[k] * (right[k] * derivative);
     right[k] = d[k] * (x * l.s);
@@ -73,8 +74,8 @@ __global__ void swiglu_backward_kernel(const T* a, const T* b, const T* dy, T* d
   store_pack<width>(db, at.strided, right);
 }
 
-/// Calls f with a value of the element's type, and the numbers of packs: in all, in a row of y, and
-/// between rows of a and b.
+/// Calls f with a value of the element's type and three numbers of packs: all packs of y, those in
+/// a row of y, and the distance between rows of a and b.
 template <class F>
 cudaError_t with_packs(Element type, int64_t rows, int64_t h, int64_t stride, F&& f) {
   if (!swiglu_on_gpu(type, rows, h, stride)) return cudaErrorInvalidValue;

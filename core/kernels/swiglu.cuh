@@ -12,7 +12,7 @@ namespace lathe {
 /// Computes y [rows, h] = silu(a) b. Rows of a and b are `stride` apart.
 cudaError_t swiglu_forward_cuda(const void* a, const void* b, void* y, Element type, int64_t rows,
                                 int64_t h, int64_t stride, cudaStream_t stream);
-/// Does what swiglu_backward() does.
+/// Computes the same as swiglu_backward().
 cudaError_t swiglu_backward_cuda(const void* a, const void* b, const void* dy, void* da, void* db,
                                  Element type, int64_t rows, int64_t h, int64_t stride,
                                  cudaStream_t stream);

@@ -16,7 +16,7 @@ namespace lathe::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET != HWY_SCALAR
-// Blocks of 4 units in a vector.
+// The number of blocks of 4 units (of 4 bytes each) in a vector.
 constexpr int64_t transposed_blocks = HWY_HAVE_SCALABLE ? 1 : HWY_MAX_BYTES / 16;
 using Units = hn::FixedTag<uint32_t, 4 * transposed_blocks>;
 
@@ -33,12 +33,12 @@ HWY_INLINE hn::Vec<D32> gather_blocks(D32 d, const char* in, int64_t step) {
   }
 }
 
-/// Four columns; each has as many rows as a vector has units of 4 bytes.
+/// Four columns of a matrix. Each vector has one unit of 4 bytes for each row.
 struct Columns {
   hn::Vec<Units> v0, v1, v2, v3;
 };
-/// Loads columns 0 to 3 of rows that are `stride` bytes apart. Block b of the vector read for r
-/// holds row 4 b + r, so that a transpose within the blocks makes each vector a column.
+/// Loads columns 0 to 3 of rows that are `stride` bytes apart. row(r) reads row 4 b + r into block
+/// b of a vector, so that a transpose within the blocks turns each vector into a column.
 HWY_INLINE Columns load_columns(const char* in, int64_t stride) {
   const Units d;
   const hn::RepartitionToWide<Units> d2;

@@ -1,6 +1,6 @@
 // The parts of a parameter update other than its formula: reading, clipping by value, rounding, the
-// working copy, the average. Compiled once for each instruction set, as plain loops: include it
-// below hwy/foreach_target.h and hwy/highway.h.
+// working copy, the average. They are plain loops, compiled once for each instruction set: include
+// this file after hwy/foreach_target.h and hwy/highway.h.
 #if defined(LATHE_CORE_KERNELS_UPDATE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_UPDATE_INL_H
 #undef LATHE_CORE_KERNELS_UPDATE_INL_H
@@ -22,7 +22,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 namespace {
 
-// Elements converted at a time: a few kilobytes, so they stay in the nearest cache.
+// The number of elements that are converted at a time: a few kilobytes, which stay in the nearest
+// cache.
 constexpr int64_t update_block = 512;
 
 inline uint16_t bf16_nearest(float x) {
@@ -31,8 +32,8 @@ inline uint16_t bf16_nearest(float x) {
   return static_cast<uint16_t>(x == x ? rounded : 0x7fc0u);
 }
 
-/// Returns elements as T: in place if they have that type, otherwise converted into `buffer`; zeros
-/// for null.
+/// Returns n elements as T, from element `begin` on: in place if they have that type, otherwise
+/// converted into `buffer`. Returns zeros in `buffer` if `data` is null.
 template <class T>
 HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_t n, T* buffer) {
   if (data == nullptr) {
@@ -71,7 +72,7 @@ HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_
   return buffer;
 }
 
-/// Returns a gradient as it is stored, with each element clamped by clip_value.
+/// Returns elements of a gradient with its loss scale, each clamped by clip_value.
 template <class T>
 HWY_NOINLINE const T* load_gradient(const UpdateArgs& a, const UpdateRule& rule,
                                     const StepControl& control, int64_t begin, int64_t n,
@@ -95,7 +96,7 @@ void store_nearest(void* data, Element type, int64_t begin, int64_t n, const T* 
   }
 }
 
-/// Stores elements [begin, begin + n) of the arguments' parameter.
+/// Stores elements [begin, begin + n) of a bfloat16 parameter with stochastic rounding.
 inline void store_stochastic(const UpdateArgs& a, int64_t begin, int64_t n, const float* x,
                              uint64_t step) {
   Philox4 words{};
@@ -108,14 +109,14 @@ inline void store_stochastic(const UpdateArgs& a, int64_t begin, int64_t n, cons
   }
 }
 
-/// Elements of a low-precision parameter whose update is not zero, and those of them that rounding
-/// left unchanged.
+/// The number of elements of a low-precision parameter whose update is not zero, and how many of
+/// these rounding left unchanged.
 struct Roundings {
   uint64_t moved = 0, lost = 0;
 };
 
-/// Rounds and stores the block `out` of a parameter's new elements, its working copy and its
-/// average. `before` has the previous elements of a low-precision parameter.
+/// Rounds and stores `out`, a block of a parameter's new elements, and the working copy and the
+/// average of these elements. `before` has the previous elements of a low-precision parameter.
 template <class T>
 HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule,
                               const StepControl& control, int64_t at, int64_t n, const T* before,
@@ -148,8 +149,9 @@ HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule,
     for (int64_t i = 0; i < n; ++i) average[i] += weight * (now[i] - average[i]);
 }
 
-/// Calls f(at, n, p, out) for the blocks of elements [begin, end). p is the parameter; f writes its
-/// new elements to out, which are then stored.
+/// Calls f(at, n, p, out) for each block of n elements of [begin, end), where `at` is the block's
+/// first element and p has the elements of the parameter. f writes their new values to `out`, which
+/// are then stored.
 template <class T, class F>
 void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin,
                    int64_t end, F&& f) {
@@ -168,7 +170,7 @@ void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* con
   std::atomic_ref(control->lost).fetch_add(count.lost, std::memory_order_relaxed);
 }
 
-/// Updates one element by a rule. Weight decay that is not decoupled is added to the gradient.
+/// Updates one element by a rule. If weight decay is not decoupled, adds it to the gradient.
 template <class Rule, class T>
 inline T update_element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c) {
   if constexpr (!Rule::raw) g = g * c.grad_scale + c.wd * p;
@@ -185,7 +187,7 @@ void rule_block(const T* p, const T* g, T* out, T* s0, T* s1, T* s2, int64_t n,
     out[i] = update_element<Rule>(p[i], g[i], s0 + i, s1 + i, s2 + i, c);
 }
 
-/// Runs update_blocks by a rule.
+/// Updates elements [begin, end) of a parameter by a rule.
 template <class Rule, class T>
 void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* control,
                     int64_t begin, int64_t end) {
@@ -201,8 +203,8 @@ void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* co
   });
 }
 
-/// Returns the sum of f(i) for i in [0, n). The order is always the same, and allows the compiler
-/// to use vectors.
+/// Returns the sum of f(i) for i in [0, n). The order of the additions is always the same, and
+/// allows the compiler to vectorize the loop.
 template <class F>
 double lane_sum(int64_t n, F&& f) {
   constexpr int64_t lanes = 16;

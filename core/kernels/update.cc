@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-// Plain loops, compiled once for each instruction set; the compiler turns them into vectors.
+// These are plain loops, compiled once for each instruction set; the compiler vectorizes them.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/update.cc"
 #include "hwy/foreach_target.h"
@@ -15,10 +15,11 @@ HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
 double grad_sum_range(const void* grad, Element type, int64_t begin, int64_t end) {
-  constexpr int64_t lanes = 16;  // sums side by side, so that the compiler may use vectors
+  constexpr int64_t lanes = 16;  // independent sums, so that the compiler can vectorize the loop
   double sum[lanes] = {};
 
-  // Also the remaining elements go to a fixed lane, so the sum depends on the range alone.
+  // Each element, also of the incomplete last vector, has a fixed lane, so the order depends only
+  // on the range.
   const auto add = [&](const auto* g, int64_t n, auto value) {
     int64_t i = 0;
     for (; i + lanes <= n; i += lanes) {

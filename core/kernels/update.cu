@@ -15,12 +15,12 @@ namespace {
 constexpr int threads = 256;
 constexpr int64_t update_chunk = 1 << 14;  // elements that one block updates
 
-/// The work of one launch. Kernels take it by value; arguments may have 32,764 bytes (CUDA 12.1 and
-/// later).
+/// The work of one launch. Kernels take it by value, and their arguments may have up to 32,764
+/// bytes (CUDA 12.1 and later).
 template <class Item, int capacity>
 struct Table {
   Item items[capacity];
-  int first_block[capacity];  // the block that begins each item
+  int first_block[capacity];  // the first block of each item
   bool has_packs[capacity];   // whether its elements can be loaded update_width at a time
   int count = 0;
   int blocks = 0;
@@ -105,7 +105,7 @@ __device__ void store(void* data, Element type, int64_t i, const T* values) {
   }
 }
 
-/// Returns whether `data` is aligned for packs of update_width elements; true for null.
+/// Returns whether `data` is null or aligned for packs of update_width elements.
 bool is_ready(const void* data, Element type) {
   return is_aligned(data, update_width * bytes_of(type));
 }
@@ -130,8 +130,9 @@ __device__ double block_sum(double x) {
   return sums[0];
 }
 
-/// Returns this thread's part of the sum of squares from `begin` to `end`. The first `packs` packs
-/// of update_width elements are loaded a pack at a time, and the elements after them one by one.
+/// Returns this thread's part of the sum of squares of elements [begin, end). The first `packs`
+/// packs of update_width elements are loaded a pack at a time, and the elements after them one by
+/// one.
 template <class T>
 __device__ double squares(const void* data, int64_t begin, int64_t end, int64_t packs) {
   static_assert(update_width == 4);
@@ -193,7 +194,7 @@ __global__ void end_stages_kernel(int64_t step, const double* partials, int64_t 
   if (threadIdx.x == 0) settle_stages(step, sum, loss, *control);
 }
 
-/// StepControl::moved and lost of the elements that a thread updates.
+/// A thread's counts for StepControl::moved and StepControl::lost.
 struct RoundingCounts {
   unsigned long long moved = 0, lost = 0;
 };
@@ -227,7 +228,7 @@ __device__ void update_pack(const UpdateArgs& a, const UpdateRule& rule, const S
   }
   if (a.low != nullptr) store<width>(a.low, a.low_type, i, after);
 
-  // Both devices draw the same random bits for an element.
+  // CPUs and GPUs draw the same random bits for an element.
   if (a.stochastic) {
     for (int k = 0; k < width; ++k) {
       const int64_t place = a.first + i + k;
@@ -279,7 +280,7 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
   for (int64_t i = begin + packs * update_width + threadIdx.x; i < end; i += threads)
     update_pack<1, Rule>(a, rule, *control, c, i, counts);
 
-  // Only low-precision parameters count roundings; others skip the atomics.
+  // Only low-precision parameters count roundings; for others, skip the atomic additions.
   if (counts.moved == 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(&control->moved), counts.moved);
   atomicAdd(reinterpret_cast<unsigned long long*>(&control->lost), counts.lost);

@@ -1,5 +1,5 @@
 // Launches the parts of an optimizer step on a CUDA stream; see core/kernels/update.h. All pointers
-// are of the device.
+// are device pointers, except `grads` and `args`.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,11 +8,11 @@
 
 namespace lathe {
 
-/// Writes the partial sums of `count` gradients one after another, ceil(n / grad_sum_chunk) for
-/// each. A launch takes many gradients.
+/// Writes the partial sums of `count` gradients one after another, grad_sum_chunks(n) sums for
+/// each. One launch processes many gradients.
 cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials,
                           cudaStream_t stream);
-/// Do what decide_cpu(), decide_gradient_cpu() and end_stages_cpu() do.
+/// Compute the same as decide_cpu(), decide_gradient_cpu() and end_stages_cpu().
 cudaError_t decide_cuda(const StepRequest& request, const double* partials, int64_t n,
                         const float* loss, StepControl* control, ScaleState* scale,
                         cudaStream_t stream);
@@ -20,7 +20,7 @@ cudaError_t decide_gradient_cuda(const double* partials, int64_t n, StepControl*
                                  cudaStream_t stream);
 cudaError_t end_stages_cuda(int64_t step, const double* partials, int64_t n, const float* loss,
                             StepControl* control, cudaStream_t stream);
-/// Updates `count` parameters. A launch takes many.
+/// Updates `count` parameters. One launch processes many parameters.
 cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule& rule,
                         StepControl* control, cudaStream_t stream);
 

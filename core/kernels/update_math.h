@@ -9,7 +9,8 @@
 
 namespace lathe {
 
-/// Changes a loss scale after a step. Returns whether that ends the run.
+/// Changes a loss scale after a step. `found_inf`: a gradient or the loss is not finite. Returns
+/// whether that ends the run.
 LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool found_inf) {
   if (!found_inf) {
     s.skipped_in_row = 0;
@@ -30,8 +31,8 @@ LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool
   return false;
 }
 
-/// Decides a step from the sum of squares of its scaled gradients. Clipping:
-/// torch.nn.utils.clip_grad_norm_.
+/// Decides a step, given the sum of squares of its gradients with the loss scale. Clips as
+/// torch.nn.utils.clip_grad_norm_ does.
 LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* loss, StepControl& c,
                               ScaleState* scale) {
   const double loss_scale = scale != nullptr ? static_cast<double>(scale->scale) : 1.0;
@@ -59,17 +60,19 @@ LATHE_BOTH inline void settle_gradient(double sum, StepControl& c) {
   c.skip = c.failed_step != 0 || !std::isfinite(sum);
 }
 
-/// Ends a step in stages: records the norm of all gradients from the sum of their squares, and a
-/// failed step if that or the loss is not finite. Averages of other parameters still move then.
+/// Ends a step in stages: records the norm of all gradients, given the sum of their squares, and
+/// that the step failed if the norm or the loss is not finite.
 LATHE_BOTH inline void settle_stages(int64_t step, double sum, const float* loss, StepControl& c) {
   c.skip = c.failed_step != 0;
   if (c.skip) return;
   c.grad_norm = std::sqrt(sum);
+  // `skip` stays 0 if the step fails now, since averages of parameters without a gradient still
+  // move.
   if (!std::isfinite(sum) || (loss != nullptr && !std::isfinite(*loss))) c.failed_step = step + 1;
 }
 
-/// Returns the factor of a parameter's gradient: c.grad_scale, times clipping by the norm of this
-/// one.
+/// Returns the factor of a parameter's gradient: c.grad_scale, times the factor that clips the norm
+/// of this gradient to clip_parameter.
 LATHE_BOTH inline double grad_scale_of(const UpdateRule& r, const UpdateArgs& a,
                                        const StepControl& c) {
   if (!(r.clip_parameter > 0) || a.sums == nullptr) return c.grad_scale;
@@ -88,15 +91,15 @@ LATHE_BOTH Coefficients<T> coefficients(const UpdateRule& r, const UpdateArgs& a
   return k;
 }
 
-/// Returns a bfloat16: the upper half of a float32's bits after `random16` is added to the lower
-/// half, which rounds away from zero with a probability equal to the part of a unit in the last
-/// place that the lower half is. Infinity and NaN are not changed.
+/// Rounds a float32, given by its bits, to bfloat16 stochastically: adds `random16`, a uniform
+/// number, to the lower 16 bits, and returns the upper 16 bits. It rounds away from zero with a
+/// probability equal to the lower half divided by 2^16. Nothing is added to infinity and NaN.
 LATHE_BOTH inline uint16_t round_stochastic(uint32_t bits, uint32_t random16) {
   const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
   return static_cast<uint16_t>((bits + (finite ? random16 : 0)) >> 16);
 }
 
-/// Returns the 16 random bits of element i from its Philox block i / 8.
+/// Returns the 16 random bits of element i, given the words of Philox block i / 8.
 template <class Words>
 LATHE_BOTH inline uint32_t random16(const Words& words, int64_t i) {
   return (words[(i % 8) / 2] >> (16 * (i % 2))) & 0xffffu;

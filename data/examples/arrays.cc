@@ -47,7 +47,7 @@ ExampleArray::ExampleArray(const fs::path& path, const std::string& tensor) : pa
     bytes_ = npy_->bytes();
   }
 
-  // What remains of sizes_ after this are the dimensions of one example.
+  // Remove the first dimension from sizes_, so that the dimensions of one example remain.
   if (sizes_.empty())
     fail(Exit::data, name,
          " holds a single number; an array of examples has a first dimension that counts them");

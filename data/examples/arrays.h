@@ -1,5 +1,5 @@
-// Arrays of examples, memory-mapped from .npy and .safetensors: dimension 0 counts the examples. No
-// LibTorch header.
+// Arrays of examples, memory-mapped from .npy and .safetensors files. Dimension 0 of an array is
+// the index of the example. No LibTorch header.
 #pragma once
 
 #include <cmath>
@@ -72,7 +72,8 @@ class ExampleArray {
  public:
   /// Opens a .npy file, or the tensor of that name in a .safetensors file. If `tensor` is empty, it
   /// is the file's only tensor, or else the one called "inputs".
-  /// Throws Exit::data where the file can't be read or no dimension counts the examples.
+  /// Throws Exit::data if the file can't be read, the array has no dimensions, or an example is
+  /// empty or has more than 2^40 elements.
   ExampleArray(const fs::path& path, const std::string& tensor);
 
   const fs::path& path() const { return path_; }
@@ -81,7 +82,9 @@ class ExampleArray {
   int64_t examples() const { return examples_; }
   /// Returns the dimensions of one example.
   const std::vector<int64_t>& sizes() const { return sizes_; }
-  int64_t numel() const { return numel_; }  ///< of one example
+  /// Returns the number of elements of one example.
+  int64_t numel() const { return numel_; }
+  /// Returns the elements of example i, which may be unaligned.
   const std::byte* example(int64_t i) const {
     return bytes_.data() + i * numel_ * array_type_bytes(type_);
   }

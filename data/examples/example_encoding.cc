@@ -10,7 +10,8 @@
 namespace lathe {
 namespace {
 
-// The one way in which image files are resized so far; another one would need another name.
+// The manifest's name for the interpolation with which image files are resized. There is only one
+// interpolation so far.
 constexpr const char* resampling = "bilinear";
 // Limit on the elements of an example, so that sums and byte counts fit in int64.
 constexpr int64_t most_elements = int64_t{1} << 40;

@@ -1,5 +1,6 @@
-// How examples become inputs of a model, and how its outputs become predictions. The encoding is in
-// a data folder's manifest and, for `lathe predict`, in a checkpoint. No LibTorch header.
+// Describes how examples become inputs of a model and how the model's outputs become predictions.
+// The encoding is stored in a data folder's manifest and, for `lathe predict`, in a checkpoint. No
+// LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +21,12 @@ enum class ColumnRole { input, target, id, dropped };
 struct TableColumn {
   std::string name;  ///< empty in a table without a header line
   ColumnRole role = ColumnRole::input;
-  /// A text column has an input for each value, of which one is 1 and the others are 0.
+  /// Whether the column holds categories, which are one-hot encoded: one input for each of
+  /// `values`.
   bool is_text = false;
-  std::vector<std::string> values{};  ///< of a text column, sorted
-  std::optional<double> fill{};       ///< of a column of numbers: replaces an empty cell
-  /// Returns how many inputs the column gives.
+  std::vector<std::string> values{};  ///< text column: its categories, sorted
+  std::optional<double> fill{};       ///< numeric column: the number that replaces an empty cell
+  /// Returns how many of the model's inputs come from the column.
   int64_t width() const {
     if (role != ColumnRole::input) return 0;
     return is_text ? std::ssize(values) : 1;
@@ -37,21 +39,21 @@ struct TableFormat {
   bool has_header = false;
   std::string missing = "error";  ///< empty cells: "error", "drop", "mean" or "median"
   std::vector<TableColumn> columns{};
-  /// Returns how many inputs all columns give.
+  /// Returns how many of the model's inputs come from all columns together.
   int64_t width() const;
 };
 
-/// How examples become the inputs of a model, so that new ones can be encoded as the training data
-/// was.
+/// Describes how examples become the inputs of a model, so that new examples can be encoded as the
+/// training data was.
 struct ExampleEncoding {
-  std::vector<int64_t> input_sizes{};  ///< of one input, as {64} or {1, 8, 8}
-  int64_t outputs = 0;                 ///< classes, or numbers of one target
-  std::vector<std::string> labels{};   ///< classification: a name for each class, or none at all
+  std::vector<int64_t> input_sizes{};  ///< shape of one input, as {64} or {1, 8, 8}
+  int64_t outputs = 0;                 ///< number of classes, or of target values
+  std::vector<std::string> labels{};   ///< classification: a name for each class, or empty
   Normalization inputs{};      ///< statistics of the training split, one for each group (groups_of)
-  Normalization targets{};     ///< regression: of each output; else empty
+  Normalization targets{};     ///< regression: statistics of each output; else empty
   bool channels_last = false;  ///< the files have images as [H, W, C]
-  std::optional<TableFormat> table{};  ///< of examples that were a table
-  /// The examples were PNG and JPEG files, which were resized as data/prepare/resize.h does.
+  std::optional<TableFormat> table{};  ///< the columns, if the examples came from a table
+  /// Whether the examples were PNG and JPEG files, which data/prepare/resize.h resized.
   bool image_files = false;
 };
 
@@ -59,14 +61,14 @@ struct ExampleEncoding {
 std::string table_text(const TableFormat& table);
 /// Adds the keys of an encoding to a JSON object.
 void add_encoding(Json& json, const ExampleEncoding& encoding);
-/// Reads what add_encoding wrote; `classifies` is whether the targets are classes. Throws an error
-/// with that code where a key is missing or out of its range.
+/// Reads the keys that add_encoding wrote; `classifies` is whether the targets are classes. Throws
+/// an error with exit code `code` if a key is missing or its value is invalid.
 ExampleEncoding read_encoding(const Json& json, bool classifies, const std::string& where,
                               Exit code);
 
-/// Returns the sizes [C, H, W] of an image [H, W, C].
+/// Returns the sizes [C, H, W] for an image whose `sizes` are [H, W, C].
 std::vector<int64_t> channels_first(const std::vector<int64_t>& sizes);
-/// Rearranges an image [H, W, C] to [C, H, W] in `out`. `sizes` are those of the result.
+/// Writes an image [H, W, C] to `out` as [C, H, W]. `sizes` are those of the result.
 void put_channels_first(std::span<const double> image, const std::vector<int64_t>& sizes,
                         std::vector<double>& out);
 

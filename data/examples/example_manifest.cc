@@ -101,7 +101,7 @@ ExampleManifest read_example_manifest(const fs::path& folder, const std::string&
   m.train = read_split(json, "train", where);
   m.val = read_split(json, "val", where);
 
-  // The checksum comes last: where an edited field is invalid, its name helps more than a mismatch.
+  // Compare the checksum last: an error that names an invalid field helps more than a mismatch.
   check_manifest_checksum(json, where);
   return m;
 }

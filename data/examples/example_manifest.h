@@ -1,4 +1,4 @@
-// manifest.json of a folder with example sets.
+// Reads and writes manifest.json of a folder with example sets.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace lathe {
 
 struct ArrayInfo {
   std::string file;    ///< name within the folder, .npy or .safetensors
-  std::string tensor;  ///< of a .safetensors file: the tensor's name; "": as for ExampleArray
+  std::string tensor;  ///< .safetensors: the tensor's name; if empty, ExampleArray chooses it
   ArrayType type = ArrayType::f32;
   std::string xxh3;  ///< checksum of the complete file
 };
@@ -28,17 +28,17 @@ struct ExampleSplit {
 /// The contents of an example set's manifest.json.
 struct ExampleManifest {
   std::string task;                  ///< "classification", "regression"
-  std::vector<int64_t> input_sizes;  ///< of one input, as {64} or {1, 8, 8}
-  int64_t outputs = 0;               ///< classes, or numbers of one target
-  std::vector<std::string> labels;   ///< classification: a name for each class, or none at all
+  std::vector<int64_t> input_sizes;  ///< shape of one input, as {64} or {1, 8, 8}
+  int64_t outputs = 0;               ///< number of classes, or of target values
+  std::vector<std::string> labels;   ///< classification: a name for each class, or empty
   Normalization inputs;   ///< statistics of the training split, one for each group (groups_of)
   Normalization targets;  ///< regression: statistics of each output over the training split
   ExampleSplit train, val;
   bool channels_last = false;          ///< the files had images as [H, W, C]
-  std::optional<TableFormat> table{};  ///< of examples that were a table
+  std::optional<TableFormat> table{};  ///< the columns, if the examples came from a table
   bool image_files = false;            ///< as in ExampleEncoding
 
-  /// Returns the encoding, by which new examples are encoded in the same way.
+  /// Returns the encoding, with which new examples can be encoded in the same way.
   ExampleEncoding encoding() const;
 };
 
@@ -47,8 +47,8 @@ bool is_example_manifest(const Json& json);
 /// Writes the manifest durably, with a checksum of its contents.
 void write_example_manifest(const fs::path& folder, const ExampleManifest& manifest,
                             const std::string& name = "manifest.json");
-/// Reads the manifest. Throws Exit::data where it is missing or malformed, where a number is out of
-/// its range, or where it was changed after it was written.
+/// Reads the manifest. Throws Exit::data if it is missing or malformed, has a number that is out of
+/// its range, or does not match its own checksum.
 ExampleManifest read_example_manifest(const fs::path& folder,
                                       const std::string& name = "manifest.json");
 

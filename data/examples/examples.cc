@@ -16,7 +16,7 @@
 namespace lathe {
 namespace {
 
-/// How one training image is augmented.
+/// The augmentation of one training image.
 struct Change {
   bool mirrored = false;
   int64_t down = 0, right = 0;  ///< offset of the source row and column
@@ -34,12 +34,13 @@ struct OpenSplit {
         std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size == 1; });
     if (inputs.sizes() != sizes && !is_number) {
       fail(Exit::data, inputs.path().string(), ": examples of shape ", describe(inputs.sizes()),
-           ", manifest.json claims ", describe(at::IntArrayRef(sizes)), "; make the data again");
+           ", but manifest.json claims ", describe(at::IntArrayRef(sizes)),
+           "; make the data again");
     }
     const int64_t wanted = manifest.task == "classification" ? 1 : manifest.outputs;
     if (targets.numel() != wanted) {
       fail(Exit::data, targets.path().string(), ": targets of ",
-           quantity(targets.numel(), "number"), ", manifest.json asks for ", wanted,
+           quantity(targets.numel(), "number"), ", but manifest.json requires ", wanted,
            "; make the data again");
     }
   }
@@ -51,8 +52,8 @@ struct OpenSplit {
     ExampleArray array(folder / info.file, info.tensor);
     if (array.examples() != examples || array.type() != info.type) {
       fail(Exit::data, array.path().string(), ": manifest.json claims ", examples, " examples of ",
-           array_type_name(info.type), " and the file has ", array.examples(), " of ",
-           array_type_name(array.type()), "; it was replaced, make the data again");
+           array_type_name(info.type), ", but the file has ", array.examples(), " of ",
+           array_type_name(array.type()), "; the file was replaced, so make the data again");
     }
     return array;
   }
@@ -139,7 +140,7 @@ class ExampleData final : public Data {
  private:
   void check_keys(const DataConfig& config) const;
   void make_folds(int64_t folds, int64_t fold);
-  /// Copies the statistics into facts().
+  /// Copies the statistics into facts_.
   void note_statistics() {
     facts_.target_mean = targets_.mean;
     facts_.target_scale = targets_.scale;
@@ -161,7 +162,7 @@ class ExampleData final : public Data {
   bool flip_;
   int64_t crop_;
   ExampleManifest manifest_;
-  std::vector<OpenSplit> parts_;  // training and validation, where they exist
+  std::vector<OpenSplit> parts_;  // the training and the validation split, without missing ones
   int64_t train_size_ = 0, val_size_ = 0;
   std::vector<int64_t> train_, val_;  // with folds: the examples of each split, in order
   Normalization inputs_, targets_;
@@ -184,15 +185,15 @@ void ExampleData::check_keys(const DataConfig& config) const {
          " (`lathe prepare --shape C,H,W` makes them images)");
   }
   if (crop_ > 0 && crop_ >= std::min(sizes[1], sizes[2])) {
-    fail(Exit::usage, "data.crop = ", crop_, " can shift an image of ", sizes[1], "x", sizes[2],
-         " pixels out of sight; it must be less than its sides");
+    fail(Exit::usage, "data.crop = ", crop_, " can shift all of an image of ", sizes[1], "x",
+         sizes[2], " pixels out of the frame; it must be less than the height and the width");
   }
 
   if (config.folds == 1)
     fail(Exit::usage, "data.folds = 1 leaves nothing to train on; set 2 or more, or 0 for none");
   if (config.folds == 0 ? config.fold != 0 : config.fold >= config.folds) {
-    fail(Exit::usage, "data.fold = ", config.fold, " with data.folds = ", config.folds,
-         config.folds == 0 ? "; set data.folds" : "; folds count from 0");
+    fail(Exit::usage, "data.fold = ", config.fold, " is not below data.folds = ", config.folds,
+         config.folds == 0 ? "; set data.folds" : "; folds are counted from 0");
   }
 }
 
@@ -208,8 +209,8 @@ int64_t ExampleData::class_of(const OpenSplit& part, int64_t i) const {
   return label;
 }
 
-// Deals the examples of each class to the folds in turn, in a keyed order. The next class continues
-// where the last one ended, which also balances the folds in total.
+// Assigns the examples of each class to the folds in turn, in a keyed order. The next class
+// continues with the fold after the last one used, which also balances the folds in total.
 void ExampleData::make_folds(int64_t folds, int64_t fold) {
   const int64_t all = manifest_.train.examples + manifest_.val.examples;
   if (all < folds)
@@ -303,7 +304,8 @@ void ExampleData::put(int64_t example, const std::vector<at::Tensor>& buffers, i
     return;
   }
 
-  // facts() has the mean and scale of the targets, with which errors are reported in raw units.
+  // Targets are normalized, too. facts() has their mean and scale, so errors can be reported in raw
+  // units.
   with_reader(part->targets.type(), [&](auto element) {
     float* target = buffers[1].mutable_data_ptr<float>() + row * manifest_.outputs;
     for (int64_t k = 0; k < manifest_.outputs; ++k) {
@@ -394,7 +396,7 @@ std::string ExampleData::hash() const {
   for (const auto& [file, info] : all_files) {
     const std::string sum =
         str(manifest_.train.examples, " ", manifest_.val.examples, " ", info->xxh3, " ",
-            // All files together share a budget of 128 MiB.
+            // The samples of all files together have at most 128 MiB.
             sampled_checksum(file.bytes(), 128 / all_files.size()));
     all.update(sum.data(), sum.size());
   }

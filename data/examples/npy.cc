@@ -39,7 +39,8 @@ const TypeNames& names_of(ArrayType type) { return types[static_cast<size_t>(typ
 constexpr std::string_view magic = "\x93NUMPY";
 constexpr size_t max_header = 1 << 16, max_dims = 32;
 
-/// A parser for the header: a Python dictionary of three keys, in any order.
+/// Parses the header: a Python dictionary with the keys descr, fortran_order and shape, in any
+/// order.
 class HeaderParser {
  public:
   HeaderParser(std::string_view text, const std::string& file) : text_(text), file_(file) {}
@@ -100,7 +101,7 @@ class HeaderParser {
     const char quote = next_is('"') ? '"' : '\'';
     take(quote);
     const size_t end = text_.find(quote, at_);
-    if (end == std::string_view::npos) malformed("a text without an end");
+    if (end == std::string_view::npos) malformed("a string without an end");
     const std::string found(text_.substr(at_, end - at_));
     at_ = end + 1;
     return found;
@@ -187,7 +188,7 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
   if (*header.fortran && sizes_.size() > 1)
     fail(Exit::data, name, " is in Fortran order; save it with numpy.ascontiguousarray(a)");
 
-  // Check each factor: the product of a hostile shape could otherwise overflow to the file's size.
+  // Check each factor: the product of a malicious shape could overflow to exactly the file's size.
   uint64_t needed = static_cast<uint64_t>(array_type_bytes(type_));
   for (const int64_t size : sizes_) {
     if (size > 0 && needed > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) /

@@ -20,12 +20,12 @@ enum class ArrayType { f16, f32, f64, bf16, i8, i16, i32, i64, u8, u16, u32, boo
 const char* array_type_name(ArrayType type);
 /// Returns the type of that name. Throws Exit::data, beginning with `where`, for any other name.
 ArrayType array_type(const std::string& name, const std::string& where);
-/// Returns the bytes of one element.
+/// Returns the number of bytes of one element.
 int64_t array_type_bytes(ArrayType type);
 
-/// A mapped .npy file, versions 1 to 3, in C order. The constructor checks that the header lies
-/// within the file and that exactly the bytes of its shape follow. It throws Exit::data with the
-/// file and one sentence.
+/// A memory-mapped .npy file, version 1 to 3, in C order. The constructor checks that the header is
+/// complete and that exactly as many bytes follow as its shape and type need. Otherwise it throws
+/// Exit::data with the file's name.
 class NpyFile {
  public:
   explicit NpyFile(const fs::path& path);
@@ -47,7 +47,7 @@ class NpyFile {
 /// Writes a .npy file (version 1, C order) from its elements in order. Errors are Exit::io.
 class NpyWriter {
  public:
-  /// Creates the file, with any type but bf16; the sizes are those of the finished array.
+  /// Creates the file. `type` may be any but bf16, and `sizes` are those of the finished array.
   NpyWriter(const fs::path& path, ArrayType type, const std::vector<int64_t>& sizes);
   /// Appends values in row-major order.
   void write(const void* data, size_t bytes);

@@ -21,14 +21,14 @@ class Mixture final : public Data {
       if (std::none_of(all.begin(), all.end(), known)) {
         std::string names;
         for (const MixturePart& p : all) names += (names.empty() ? "" : ", ") + p.name;
-        fail(Exit::usage, "data.mix names the source ", part.name, ", and ", config.dir, " has ",
-             names);
+        fail(Exit::usage, "data.mix names the source ", part.name, ", but ", config.dir,
+             " has only ", names);
       }
-      // Sources without a share are not opened.
+      // Sources that data.mix does not name are not opened.
       data_.push_back(std::make_unique<TokenData>(fs::path(config.dir) / part.name, config));
       if (data_.back()->facts().pairs)
         fail(Exit::data, config.dir, ": the source ", part.name,
-             " holds preferences, which are not mixed; prepare texts or instructions");
+             " holds preferences, which can't be mixed; prepare texts or instructions");
     }
 
     // One model reads all sources, so an id must have the same meaning in each.
@@ -40,7 +40,7 @@ class Mixture final : public Data {
       if (facts.tokenizer.has_value() != first.tokenizer.has_value() ||
           (facts.tokenizer && !(*facts.tokenizer == *first.tokenizer))) {
         fail(Exit::data, config.dir, ": the sources ", parts_[0].name, " and ", parts_[i].name,
-             " have different tokenizers; prepare them with one");
+             " have different tokenizers; prepare them with the same one");
       }
       facts_.vocab_size = std::max(facts_.vocab_size, facts.vocab_size);
     }
@@ -94,7 +94,7 @@ class Mixture final : public Data {
     for (const auto& d : data_) all += of(*d);
     return all;
   }
-  /// Returns the sources that have that split.
+  /// Returns the sources whose split, TokenData::train or TokenData::val, is not missing.
   std::vector<WindowSource> sources(const TokenFile* (TokenData::*split)() const) const {
     std::vector<WindowSource> all;
     for (size_t i = 0; i < data_.size(); ++i) {

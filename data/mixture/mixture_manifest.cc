@@ -29,7 +29,7 @@ void check_mixture(const std::vector<MixturePart>& parts, const std::string& whe
            "\" is not a valid name of a source; use letters, digits, - and _");
     if (!names.insert(part.name).second)
       fail(code, where, ": the source ", part.name, " is listed twice; remove one");
-    // Sums of shares must be finite, too.
+    // The limit keeps the sum of all weights finite.
     if (!(part.weight > 0) || !(part.weight <= 1e100))
       fail(code, where, ": the share of ", part.name, " must be above 0 and at most 1e100, not ",
            part.weight);

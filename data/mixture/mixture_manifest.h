@@ -1,4 +1,5 @@
-// The sources of a mixture, as in its manifest.json or in data.mix. No LibTorch header.
+// Reads and writes the list of a mixture's sources in manifest.json and data.mix. No LibTorch
+// header.
 #pragma once
 
 #include <string>
@@ -15,14 +16,14 @@ struct MixturePart {
   double weight = 1;  ///< above 0
 };
 
-/// Throws `code` where there is no source, a name is invalid or occurs twice, or a weight is not
-/// above 0 or exceeds 1e100. `where` begins the error message.
+/// Throws an error with exit code `code` if there is no source, a name is invalid or occurs twice,
+/// or a weight is not above 0 or exceeds 1e100. `where` begins the error message.
 void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code);
-/// Reads data.mix, such as "web:0.7,code:0.3". Throws Exit::usage.
+/// Reads a value of data.mix, such as "web:0.7,code:0.3". Throws Exit::usage if it is invalid.
 std::vector<MixturePart> read_mix(const std::string& text);
 /// Returns a mixture's manifest.json without its checksum.
 Json mixture_manifest(const std::vector<MixturePart>& parts);
-/// Reads the sources of a manifest. Throws Exit::data; `where` begins the message.
+/// Reads the sources of a manifest. Throws Exit::data if it is invalid; `where` begins the message.
 std::vector<MixturePart> read_mixture_manifest(const Json& json, const std::string& where);
 
 }  // namespace lathe

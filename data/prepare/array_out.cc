@@ -9,7 +9,8 @@
 namespace lathe {
 namespace {
 
-/// Appends numbers as elements of a type that holds them.
+/// Appends numbers to `out` as elements of `type`. Only float32 rounds them; other types must
+/// represent each number exactly.
 void append(ArrayType type, std::span<const double> numbers, std::vector<std::byte>& out) {
   const auto put = [&]<class T>(T) {
     for (const double x : numbers) {

@@ -1,4 +1,4 @@
-// Arrays of a data folder that are being written. No LibTorch header.
+// Writes the arrays of a data folder. No LibTorch header.
 #pragma once
 
 #include <span>
@@ -20,7 +20,8 @@ ArrayType storage_type(ArrayType type);
 /// An array that is being written to its file.
 class ArrayOut {
  public:
-  /// Begins the .npy file `file` of the data folder `out`, an array [examples, sizes...].
+  /// Creates the .npy file `file` in the data folder `out`, for an array of shape
+  /// [examples, sizes...].
   ArrayOut(const fs::path& out, const std::string& file, ArrayType type, std::vector<int64_t> sizes,
            int64_t examples);
   /// Appends elements. Rounds them to float32 if that is the array's type. For other types, calls
@@ -29,6 +30,7 @@ class ArrayOut {
   /// Completes the file and returns its entry in the manifest.
   ArrayInfo finish();
 
+  /// The entry in the manifest; the checksum is empty until finish() is called.
   ArrayInfo info;
 
  private:

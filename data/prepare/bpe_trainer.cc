@@ -17,7 +17,7 @@ namespace {
 using Words = std::unordered_map<std::string, int64_t>;
 using Pair = std::pair<int32_t, int32_t>;
 
-/// Counts the words of lines; no word crosses a line.
+/// Counts the words of lines. A word never extends over several lines.
 void count_words(const Pretokenizer& pretokenizer, std::string_view lines, Words& words) {
   std::string word;
   Pretokenizer::Cursor cursor(pretokenizer);
@@ -77,7 +77,8 @@ struct HashPair {
   }
 };
 
-/// A pair that waits to be merged, with the words that contain it; some may have lost it since.
+/// A pair in the queue, with the words that contained it when it was queued. Later merges may have
+/// removed it from some of them.
 struct Waiting {
   Pair pair;
   int64_t count;
@@ -87,7 +88,8 @@ struct Waiting {
   }
 };
 
-/// Replaces a pair in a word, and notes the changes of the counts of adjacent pairs.
+/// Replaces each occurrence of a pair in a word by `id`. Appends to `changes` by how much the
+/// counts of adjacent pairs change.
 void replace(std::vector<int32_t>& word, Pair pair, int32_t id,
              std::vector<std::pair<Pair, int>>& changes) {
   size_t to = 0;
@@ -116,7 +118,7 @@ void replace(std::vector<int32_t>& word, Pair pair, int32_t id,
 std::vector<int> sorted_bytes() {
   std::vector<int> bytes(256);
   std::iota(bytes.begin(), bytes.end(), 0);
-  const auto& letters = byte_alphabet();  // UTF-8 sorts like its code points
+  const auto& letters = byte_alphabet();  // strings of UTF-8 compare as their code points do
   std::sort(bytes.begin(), bytes.end(), [&](int a, int b) {
     return letters[static_cast<size_t>(a)] < letters[static_cast<size_t>(b)];
   });
@@ -195,7 +197,7 @@ class Merger {
     where_.clear();
   }
 
-  /// Takes the most frequent pair from the queue; nullopt if there is none.
+  /// Removes the most frequent pair from the queue and returns it; nullopt if the queue is empty.
   std::optional<Waiting> most_frequent() {
     while (!queue_.empty()) {
       // The element is removed immediately, so its contents may be moved.
@@ -212,10 +214,10 @@ class Merger {
 
   BPEDefinition& d_;
   std::unordered_map<std::string, int32_t> ids_;  // different merges may give the same text
-  std::vector<std::vector<int32_t>> words_;       // as ids
-  std::vector<int64_t> counts_;                   // of the words
+  std::vector<std::vector<int32_t>> words_;       // the ids of each word
+  std::vector<int64_t> counts_;                   // how often each word occurs
   std::unordered_map<Pair, int64_t, HashPair> pair_counts_;
-  // The words that contain a pair that is not in the queue yet; each occurs once in a list.
+  // For each pair that is not in the queue yet: the words that contain it, without duplicates.
   std::unordered_map<Pair, std::vector<int32_t>, HashPair> where_;
   std::priority_queue<Waiting> queue_;
   std::vector<std::pair<Pair, int>> changes_;
@@ -231,7 +233,7 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
   for (const std::string& text : t.special) {
     if (text.size() == 1)
       fail(Exit::usage, "the special token \"", printable_line(text),
-           "\" is a single byte, which is a token already; take a longer text");
+           "\" is a single byte, which is a token already; use a longer text");
     d.special.push_back({static_cast<int32_t>(d.tokens.size()), text});
     d.tokens.push_back(text);
   }

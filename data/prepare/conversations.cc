@@ -42,10 +42,11 @@ std::vector<ChatMessage> read_messages(const simdjson::dom::array& messages,
     const std::string role =
         is_from ? role_from(string_in(message, "from", here)) : string_in(message, "role", here);
     if (role.empty() || role.find_first_of("<>|\n") != std::string::npos)
-      fail(Exit::data, where, ": \"", role, "\" can't be a role; take system, user and assistant");
+      fail(Exit::data, where, ": \"", role, "\" can't be a role; use system, user or assistant");
     simdjson::dom::array calls;
     if (message["tool_calls"].get(calls) == simdjson::SUCCESS && calls.size() > 0)
-      fail(Exit::data, here, " has \"tool_calls\", which this build does not write");
+      fail(Exit::data, here,
+           " has \"tool_calls\", which this build does not support; remove the conversation");
     read.push_back({role, string_in(message, is_from ? "value" : "content", here)});
   }
   return read;
@@ -65,7 +66,8 @@ Conversation read_chat(const simdjson::dom::array& messages, const std::string& 
   return chat;
 }
 
-/// Returns Alpaca's form as a chat. The input, which may be missing, follows the instruction.
+/// Returns a line in Alpaca's form as a chat. "input", which may be missing, is appended to
+/// "instruction".
 Conversation read_instruction(const simdjson::dom::object& json, const std::string& where) {
   std::string question = string_in(json, "instruction", where);
   if (!is_absent(json, "input")) {
@@ -76,8 +78,9 @@ Conversation read_instruction(const simdjson::dom::object& json, const std::stri
           .is_chat = true};
 }
 
-/// Inserts the "system" text of the line before a chat that has no system message. Throws
-/// Exit::data if the line has such a text and is not a chat.
+/// Inserts the line's "system" text as the first message of a chat that does not begin with a
+/// system message, and sets chat.where. Throws Exit::data if the line has such a text and is not a
+/// chat.
 Conversation with_system(Conversation chat, const simdjson::dom::object& json,
                          const std::string& where) {
   chat.where = where;
@@ -97,7 +100,7 @@ bool is_same(const ChatMessage& a, const ChatMessage& b) {
   return a.role == b.role && a.text == b.text;
 }
 
-/// Returns the conversation that ends with the answer in `key`.
+/// Returns the conversation that ends with the answer in the field `key`.
 Conversation read_answer(const simdjson::dom::object& json, const char* key,
                          const std::string& where) {
   simdjson::dom::array prompt, answer;
@@ -122,7 +125,7 @@ Conversation read_answer(const simdjson::dom::object& json, const char* key,
     if (is_answer(messages[0]))
       messages.insert(messages.begin(), {"user", text});
     else if (std::none_of(messages.begin(), messages.end(), has_it))
-      fail(Exit::data, where, ": no message of \"", key, "\" is the text of \"prompt\"");
+      fail(Exit::data, where, ": no message of \"", key, "\" has the text of \"prompt\"");
   }
   if (!is_answer(messages.back()))
     fail(Exit::data, where, ": \"", key, "\" does not end with a message of the assistant");

@@ -1,5 +1,7 @@
-// Instruction data: conversations in JSON Lines, of which only the answers are learned; and
-// preferences: two answers to one prompt. No LibTorch header.
+// Reads instruction data and preferences from JSON Lines. No LibTorch header.
+//
+// Instruction data are conversations, of which only the answers count toward the loss. A line has
+// one of these forms; each_preference describes those of preferences.
 //   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}, ...]}
 //   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}, ...]}  (ShareGPT)
 //   {"instruction": "...", "input": "...", "output": "..."}                            (Alpaca)
@@ -16,34 +18,37 @@
 namespace lathe {
 
 struct Conversation {
-  std::vector<ChatMessage> messages;  ///< two for a prompt and its completion
-  bool is_chat = false;  ///< messages that need a template; else the texts are used unchanged
-  std::string where{};   ///< file:line
+  std::vector<ChatMessage> messages;
+  /// Whether a chat template formats the messages. If not, they are a prompt and its completion,
+  /// whose texts are used unchanged.
+  bool is_chat = false;
+  std::string where{};  ///< file:line
 };
 
-/// Calls f with the conversation of each line of a part, in order. The messages are in the field
-/// `source.field`, or in "conversations". Throws Exit::data with file and line for a line that is
-/// not a conversation or has no answer.
+/// Calls f with the conversation of each line of a part, in order. A list of messages is read from
+/// the field `source.field` or from "conversations". Throws Exit::data with file and line for a
+/// line that is not a conversation or has no answer.
 void each_conversation(const Part& part, const DocumentSource& source,
                        const std::function<void(const Conversation&)>& f);
 
-/// Two answers to one prompt, of which one was preferred. Rafailov et al. 2023.
+/// Two answers to one prompt, of which one was preferred (Rafailov et al. 2023).
 struct Preference {
   Conversation chosen, rejected;  ///< both are chats, or neither is
-  /// Number of messages that both begin with. The remaining messages, at least one in each, are the
-  /// answers.
+  /// Number of messages at the beginning that `chosen` and `rejected` share. The remaining
+  /// messages, at least one in each, are the answers.
   size_t prompt = 1;
 };
 
-/// Calls f with the preference of each line of a part, in order. "chosen" and "rejected" are texts,
-/// or lists of messages; "prompt" is a text or a list of messages, and may be missing where the
-/// lists have it:
+/// Calls f with the preference of each line of a part, in order. "chosen", "rejected" and "prompt"
+/// are texts or lists of messages. "prompt" may be missing if the lists of the answers begin with
+/// it:
 ///   {"prompt": "...", "chosen": "...", "rejected": "..."}
 ///   {"prompt": [{"role": "user", ...}], "chosen": "...", "rejected": "..."}
 ///   {"prompt": "...", "chosen": [{"role": "assistant", ...}], "rejected": [...]}
 ///   {"chosen": [{"role": "user", ...}, {"role": "assistant", ...}], "rejected": [...]}
-/// Texts alone are used unchanged; with a list, a text is a message of the user or the assistant.
-/// Throws Exit::data with file and line for a line that is not a preference.
+/// If all fields are texts, they are used unchanged. If one is a list, a text becomes a message: of
+/// the user in "prompt", and of the assistant in "chosen" and "rejected". Throws Exit::data with
+/// file and line for a line that is not a preference.
 void each_preference(const Part& part, const std::function<void(const Preference&)>& f);
 
 }  // namespace lathe

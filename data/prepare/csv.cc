@@ -20,7 +20,7 @@ CsvReader::CsvReader(std::string_view text, std::string file, char separator)
       file_(std::move(file)),
       separator_(separator),
       ends_{separator, '\n'},
-      // A tab that separates is not a blank, and a line of tabs has empty fields.
+      // If a tab is the separator, it is not a blank: a line of tabs is a row of empty fields.
       blanks_(separator == '\t' ? " \r" : " \t\r") {
   at_ = text_.size() - without_byte_order_mark(text_).size();
   if (text_.starts_with("\xFF\xFE") || text_.starts_with("\xFE\xFF"))
@@ -68,7 +68,7 @@ std::string_view CsvReader::field(size_t column) {
     fail(Exit::data, where(column), " has more than ", max_field, " bytes");
   };
 
-  // A lone carriage return before a field belongs to it.
+  // A lone carriage return before a field is part of the field.
   const auto is_blank = [&](char c) { return blanks_.find(c) != std::string_view::npos; };
   size_t begin = at_;
   while (begin < text_.size() && text_[begin] != '\r' && is_blank(text_[begin])) ++begin;

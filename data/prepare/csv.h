@@ -1,5 +1,5 @@
-// Comma-separated values (RFC 4180), or values with another separator, a row at a time. No LibTorch
-// header.
+// Reads comma-separated values (RFC 4180), or values with another separator, row by row. No
+// LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 namespace lathe {
 
 /// Reads a text row by row. Lines end in LF or CRLF. A quoted field may contain separators, line
-/// ends and, doubled, quotes. Blanks around a field without quotes are not part of it. Blank lines
+/// ends and doubled quotes. Blanks around a field without quotes are not part of it. Blank lines
 /// and a UTF-8 byte order mark at the beginning are skipped. Errors are Exit::data and name the
 /// file and, if they concern a row or a field, its line and column.
 class CsvReader {
  public:
-  /// The text must outlive the reader; `file` is its name in messages. Throws Exit::data if the
-  /// text is UTF-16 or its lines end in a carriage return alone.
+  /// Creates a reader of `text`, which must outlive it; `file` is the text's name in messages.
+  /// Throws Exit::data if the text is UTF-16 or its lines end in a carriage return alone.
   CsvReader(std::string_view text, std::string file, char separator = ',');
   /// Reads the next row; returns false at the end. The fields are valid until the next call.
   bool next(std::vector<std::string_view>& fields);
-  /// Returns the line that the row began in, from 1.
+  /// Returns the line, from 1, in which the row that next() read begins.
   int64_t line() const { return row_line_; }
   /// Returns the number of bytes read so far.
   size_t at() const { return at_; }
@@ -35,11 +35,11 @@ class CsvReader {
   std::string_view text_;
   std::string file_;
   char separator_;
-  const char ends_[2];       // of a field without quotes
-  std::string_view blanks_;  // around a field
+  const char ends_[2];       // characters that end a field without quotes
+  std::string_view blanks_;  // characters that are removed around a field
   size_t at_ = 0;
   int64_t line_ = 1, row_line_ = 0;
-  std::deque<std::string> unquoted_;  // fields with doubled quotes
+  std::deque<std::string> unquoted_;  // copies of fields that contain doubled quotes
 };
 
 /// Returns the separator of a table. It is a tab if the file's extension is .tsv or .tab. Otherwise
@@ -50,11 +50,11 @@ char find_separator(const std::string& file, std::string_view text, char usual);
 /// Returns `text` as a field of a comma-separated file. Adds quotes if the field needs them.
 std::string csv_field(std::string_view text);
 
-/// Returns a decimal number, which may begin with a plus sign; nullopt if the text is not a number.
+/// Parses a decimal number, which may begin with a plus sign; nullopt if the text is not a number.
 /// Text such as "nan" and "inf" is a number too. A number whose magnitude is too large or too small
 /// for a double is returned as positive infinity.
 std::optional<double> csv_number(std::string_view text);
-/// Returns whether the text is a number only without its commas, as 3,14 or 1,000.
+/// Returns whether the text has commas and is a number without them, such as 3,14 or 1,000.
 bool is_comma_number(std::string_view text);
 
 }  // namespace lathe

@@ -10,8 +10,8 @@
 namespace lathe {
 namespace {
 
-/// Returns whether a byte may belong to white space. All bytes of characters beyond ASCII count,
-/// since Unicode has white space there.
+/// Returns whether a byte may belong to white space. This includes all bytes of non-ASCII
+/// characters, since some of these are white space in Unicode.
 bool is_space(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r') || static_cast<unsigned char>(c) >= 0x80;
 }
@@ -51,7 +51,7 @@ bool PartReader::read_to(size_t bytes) {
   while (!ended_ && buffer_.size() < bytes) {
     const size_t before = buffer_.size();
     ended_ = !stream_->read(buffer_, bytes - before);
-    // JSON Lines need no such check: the parser reports what is not JSON, with its line.
+    // JSON Lines are not checked here: the JSON parser reports a line that is not JSON.
     if (!jsonl_)
       check_is_text(name_, std::string_view(buffer_).substr(before), begins_,
                     "give only text files");
@@ -113,7 +113,7 @@ bool PartReader::next_text(Part& part) {
     part.ends = true;
 
     if (!ended_) {
-      // Take complete documents if there are any, else cut the one that has begun.
+      // Take complete documents if there are any, else cut the incomplete one.
       const size_t last = separator.empty() ? std::string::npos : buffer_.rfind(separator);
       if (last != std::string::npos) {
         take = last + separator.size();
@@ -131,7 +131,7 @@ bool PartReader::next_text(Part& part) {
           fail(Exit::data, name_, ": a document of more than ", max_document_bytes_ >> 20,
                " MiB at byte ", place_,
                " is too large for --dedup, --val-by hash, limits of length and a tokenizer with "
-               "its own pattern, which need complete documents; give --separator");
+               "its own pattern, which need complete documents; split it with --separator");
         }
         if (take == 0) {
           // There is no good position within the limit: cut between any two UTF-8 characters.
@@ -143,7 +143,7 @@ bool PartReader::next_text(Part& part) {
       }
     }
 
-    // An empty part is needed only to end a document whose beginning was taken.
+    // An empty part is needed only to end a document that began in an earlier part.
     if (take == 0 && !(ended_ && within_)) return false;
     part.text.assign(buffer_, 0, take);
     buffer_.erase(0, take);

@@ -1,4 +1,4 @@
-// Documents of files (texts, or the lines of JSON Lines), divided into parts for workers. No
+// Reads documents from files (texts, or the lines of JSON Lines) in parts for worker threads. No
 // LibTorch header.
 #pragma once
 
@@ -20,46 +20,49 @@ namespace lathe {
 struct DocumentSource {
   std::vector<std::string> files;  ///< "-": standard input
   /// "text": a file is one document, or several with `separator` between them. "jsonl": a line is a
-  /// document. "auto": depends on the name, .jsonl or .ndjson (optionally with .gz or .zst).
-  /// "instructions": a line of JSON Lines is a conversation, "preferences": a pair of answers
-  /// (data/prepare/conversations.h).
+  /// document. "auto": "jsonl" if the name ends in .jsonl or .ndjson (optionally followed by .gz or
+  /// .zst), else "text". "instructions": a line of JSON Lines is a conversation. "preferences": it
+  /// is a pair of answers. data/prepare/conversations.h describes both.
   std::string format = "auto";
-  /// JSON Lines: the field with an object's text, or with the messages of instructions.
+  /// JSON Lines: the field that has a document's text, or the messages of a conversation.
   std::string field = "text";
-  /// text: the string between documents, such as <|endoftext|>; empty: there is none.
+  /// text: the string between documents, such as <|endoftext|>. If empty, a file is one document.
   std::string separator{};
 };
 /// Returns whether a name ends in .gz or .zst, in upper or lower case.
 bool has_compressed_name(const fs::path& file);
-/// Returns whether a file is JSON Lines.
+/// Returns whether a file is read as JSON Lines.
 bool is_jsonl(const DocumentSource& source, const std::string& file);
 
-/// A part of the input of about 1 MiB: whole lines of JSON Lines, whole documents of text, or a
-/// part of a longer document.
+/// A part of the input of about 1 MiB: complete lines of JSON Lines, complete documents of text, or
+/// a piece of a longer document.
 struct Part {
   std::string file;  ///< for messages
   bool jsonl = false;
   std::string text;
-  uint64_t place = 0;  ///< its first line from 1 (JSON Lines), or its first byte (text)
-  /// Text: whether it contains the beginning, and the end, of a document.
+  /// Position in the file: number of the part's first line, from 1 (JSON Lines), or of its first
+  /// byte, from 0 (text).
+  uint64_t place = 0;
+  /// Text: whether the part contains the beginning of its first document, and the end of its last.
   bool begins = true, ends = true;
-  /// The documents of a filtered part; they replace its text.
+  /// The documents after LineFilter::filter; they replace `text`.
   std::optional<std::vector<std::string>> documents{};
 };
-/// Calls f with each line of a part that is not only white space, and with its number in the file,
-/// from 1. A byte order mark at the beginning of a file is removed.
+/// Calls f with each line of a part of JSON Lines that is not only white space, and with the line's
+/// number in the file, from 1. A byte order mark at the beginning of a file is removed.
 void each_line(const Part& part,
                const std::function<void(uint64_t line, std::string_view text)>& f);
 
 /// Reads the parts of all files in order. A long document is cut after a line break with no white
-/// space on either side: the patterns of GPT-2, Llama 3 and Qwen 2 all end a piece there. A
-/// document without such a line break is cut between two characters.
+/// space on either side. The patterns of GPT-2, Llama 3 and Qwen 2 all end a piece there, so the
+/// cut does not change the tokens. A document without such a line break is cut between two
+/// characters.
 class PartReader {
  public:
   /// Creates a reader of parts of about `part_bytes` bytes. `source` must outlive it. Longer
-  /// documents are cut into parts. If `whole` is true, they are not: next() then throws Exit::data,
-  /// with the remedy, where it has read more than `most_whole` bytes without reaching the end of a
-  /// document. For a line of JSON Lines it always does so.
+  /// documents of text are cut into parts unless `whole` is true; lines of JSON Lines are never
+  /// cut. If a document that is not cut has more than `most_whole` bytes, next() throws Exit::data,
+  /// with the remedy.
   PartReader(const DocumentSource& source, bool whole, size_t part_bytes = size_t{1} << 20,
              size_t most_whole = size_t{64} << 20);
   /// Reads the next part; returns false at the end.
@@ -79,10 +82,10 @@ class PartReader {
   std::unique_ptr<InputStream> stream_;
   std::string name_, buffer_;
   uint64_t before_ = 0, place_ = 0;
-  // within_: whether a part contains the beginning of the current document.
+  // within_: whether an earlier part contains the beginning of the current document.
   // begins_: whether the file's first bytes are still to be read.
   bool jsonl_ = false, ended_ = true, within_ = false, begins_ = true;
-  size_t searched_ = 0;  // bytes at the beginning of buffer_ that have no line end
+  size_t searched_ = 0;  // number of bytes at the beginning of buffer_ without a line break
 };
 
 /// Calls f with each document of a part, in order. Throws Exit::data with file and line for a line
@@ -90,8 +93,8 @@ class PartReader {
 void each_document(const Part& part, const DocumentSource& source,
                    const std::function<void(std::string_view)>& f);
 
-/// Drops lines that occurred before in any document; white space around them is ignored, and lines
-/// of white space alone are kept. Memory grows by about 40 bytes for each different line.
+/// Drops lines that occurred before in any document. Ignores white space around a line, and keeps
+/// lines of white space alone. Memory grows by about 40 bytes for each different line.
 class LineFilter {
  public:
   /// Replaces the part's documents by what remains of them. Throws the errors of each_document.
@@ -103,7 +106,8 @@ class LineFilter {
   uint64_t dropped_ = 0;
 };
 
-/// Replaces each byte that does not belong to well-formed UTF-8 by U+FFFD; returns their number.
+/// Replaces each byte that does not belong to well-formed UTF-8 by U+FFFD; returns the number of
+/// such bytes.
 uint64_t repair_utf8(std::string& text);
 
 }  // namespace lathe

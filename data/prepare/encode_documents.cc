@@ -23,7 +23,7 @@ class Writer {
   Writer(const DocumentOptions& o, BPE::Encoder* encoder, std::vector<int32_t>& ids)
       : tokenizer_(o.tokenizer), encoder_(encoder), ids_(ids) {}
 
-  /// Appends a text; `begins`: no text precedes it.
+  /// Appends a text; `begins` is whether it is at the beginning of its document.
   void text(std::string_view text, bool begins = true) {
     if (encoder_ != nullptr) return encoder_->encode(text, ids_, SpecialText::text, begins);
     for (const char c : text) ids_.push_back(static_cast<unsigned char>(c));
@@ -34,7 +34,8 @@ class Writer {
   }
   void conversation(const Conversation& c, const std::string& where) {
     answer(c, where, /*prompt=*/0);
-    // A chat's last answer has a learned end token already, so the document's end is not learned.
+    // A chat's last answer already ends with a token that counts toward the loss. The document's
+    // end token does not count.
     if (c.is_chat) end(/*learned=*/false);
   }
   void preference(const Preference& p, const std::string& where) {
@@ -46,8 +47,8 @@ class Writer {
   }
 
  private:
-  /// Appends a chat, whose first `prompt` messages are not learned, or a prompt and its completion,
-  /// followed by the end of the document.
+  /// Appends a chat; its first `prompt` messages do not count toward the loss. For a conversation
+  /// that is not a chat, appends the prompt, the completion and the end of the document instead.
   void answer(const Conversation& c, const std::string& where, size_t prompt) {
     if (c.is_chat) {
       if (!chat_)
@@ -130,7 +131,7 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
                       .digest = {},
                       .result = FilterResult::kept,
                       .ids_end = 0};
-    // A part that does not end a document contains only one.
+    // A part that ends within a document contains only that document.
     d.ends = part.ends;
 
     if (!is_utf8(text)) {

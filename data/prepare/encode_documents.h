@@ -1,4 +1,4 @@
-// The encoding of a corpus part, and the result for each document. No LibTorch header.
+// Encodes a part of a corpus to token ids and filters its documents. No LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +11,33 @@
 
 namespace lathe {
 
-/// The result for a document, or for a part of one.
+/// The result for a document, or for a piece of a document that was cut.
 struct EncodedDocument {
-  bool begins, ends;
-  uint64_t bytes, repaired;
-  Digest digest;  ///< of a complete document's text; of conversations: of roles and texts
+  bool begins, ends;         ///< whether the part has the document's beginning, and its end
+  uint64_t bytes, repaired;  ///< bytes of the text, and bytes that repair_utf8 replaced
+  Digest digest;  ///< of a complete document's text, or of a conversation's roles and texts
   /// Whether its ids are kept, and if not, why.
   enum class FilterResult { kept, empty, too_short, too_long, same_answers } result;
-  size_t ids_end;  ///< end of its ids among those of the part
+  size_t ids_end;  ///< one past the index of its last id in EncodedPart::ids
 };
 /// A part's documents and their concatenated ids.
 struct EncodedPart {
-  Digest input;  ///< of the part's text
+  Digest input;  ///< digest of the part's text
   std::vector<EncodedDocument> documents;
   std::vector<int32_t>
-      ids;  ///< instructions and preferences: with the bits of data/tokenizers/mark.h
+      ids;  ///< for instructions and preferences with the flag bits of data/tokenizers/mark.h
 };
 
-/// A pool of encoders that threads borrow, since an encoder caches pieces.
+/// A pool of encoders. Threads borrow them instead of creating new ones, since an encoder caches
+/// the ids of pieces.
 class Encoders {
  public:
   explicit Encoders(const BPE* bpe) : bpe_(bpe) {}
   /// An encoder, owned by the thread that borrowed it.
   using Encoder = std::unique_ptr<BPE::Encoder>;
-  /// Returns an encoder, or null where there is no BPE.
+  /// Returns an encoder; null if there is no BPE, that is, if bytes are the tokens.
   Encoder borrow();
-  /// Returns an encoder to the pool for the next thread.
+  /// Puts an encoder back into the pool.
   void give_back(Encoder one);
 
  private:
@@ -45,8 +46,8 @@ class Encoders {
   std::vector<Encoder> free_;
 };
 
-/// Encodes a part; without ids unless `with_ids`. Throws Exit::data with the position of a document
-/// that can't be used.
+/// Encodes a part. If `with_ids` is false, leaves `ids` empty. Throws Exit::data with the position
+/// of a document that can't be used.
 EncodedPart encode(const Part& part, const DocumentOptions& options, Encoders& encoders,
                    bool with_ids);
 

@@ -13,8 +13,9 @@
 namespace lathe {
 namespace {
 
-/// The array of an IDX file (the format of the MNIST database): two zero bytes, type, number of
-/// dimensions, sizes as big-endian int32, then the elements, which are big-endian, too.
+/// The array of an IDX file, the format of the MNIST database: two zero bytes, a byte for the type,
+/// a byte for the number of dimensions, the sizes as big-endian int32, then the elements, also
+/// big-endian.
 class IdxFile {
  public:
   explicit IdxFile(const fs::path& path) : file_(path, Exit::data) {
@@ -41,7 +42,7 @@ class IdxFile {
            elements_.size());
     numel = static_cast<int64_t>(needed) / array_type_bytes(type) / examples;
   }
-  /// Returns the element type of a file that begins like an IDX file; nullopt for any other.
+  /// Returns the element type if a file begins like an IDX file; nullopt if it does not.
   static std::optional<ArrayType> type_of(std::span<const std::byte> bytes) {
     if (bytes.size() < 4 || bytes[0] != std::byte{0} || bytes[1] != std::byte{0})
       return std::nullopt;
@@ -79,7 +80,7 @@ bool is_idx(const fs::path& path) {
   return IdxFile::type_of(MappedFile(path, Exit::data).bytes()).has_value();
 }
 
-/// Inputs or targets from an IDX file or from one that ExampleArray reads (.npy, .safetensors).
+/// Inputs or targets from an IDX file or from a file that ExampleArray reads (.npy, .safetensors).
 class Numbers {
  public:
   Numbers(const fs::path& path, const std::string& tensor) : name_(path.string()) {
@@ -110,7 +111,7 @@ class Numbers {
         fail(Exit::data, name_, ": example ", i, " (from 0) holds ", x, ", which is not finite");
       if (type == ArrayType::i64 && std::fabs(x) >= 0x1p53)
         fail(Exit::data, name_, ": example ", i, " (from 0) holds ", x,
-             ", 2^53 or beyond; store smaller numbers");
+             ", whose magnitude is 2^53 or more; store smaller numbers");
     }
   }
   void release(int64_t begin, int64_t end) const {
@@ -216,7 +217,7 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
     kinds.push_back(kind_of(file));
   }
 
-  // A line of CSV has both the inputs and the target, so any number of CSV files may be given.
+  // A row of a table has both the inputs and the target, so any number of tables may be given.
   const auto is_csv = [](Kind k) { return k == Kind::csv; };
   if (std::all_of(kinds.begin(), kinds.end(), is_csv)) return open_tables(files, options, like);
 
@@ -234,7 +235,8 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
   const bool has_options = has_names || options.separator != 0 || options.missing != "error";
   if (options.target != "last" && like == nullptr)
     fail(Exit::usage, "--target ", options.target,
-         " names a column of CSV; here the targets are a file or tensor of their own");
+         " names a column of a table, but the targets of arrays are a file or tensor of their own; "
+         "leave it out");
   if (has_options)
     fail(Exit::usage, "--id, --drop, --category, --separator and --missing are for tables, and ",
          files[0], " is an array; leave them out");
@@ -243,7 +245,7 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
     return std::make_unique<ArraySource>(Numbers(files[0], "inputs"), Numbers(files[0], "targets"));
 
   Numbers inputs(files[0], ""), targets(files[1], "");
-  // Inputs of one number with targets of several are most likely swapped files.
+  // If inputs have one number and targets have several, the files are most likely swapped.
   if (inputs.sizes.empty() && !targets.sizes.empty())
     fail(Exit::data, files[0], " has one number for each example and ", files[1],
          " has several; give the inputs first");
@@ -260,23 +262,23 @@ std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>&
   if (fs::is_directory(file) || is_image_file(file) || has_image_name(file)) {
     if (encoding.image_files) return open_new_images(files, encoding);
     fail(Exit::data, file, fs::is_directory(file) ? " is a folder" : " is an image file",
-         ", and the model was not trained on a folder of images; give a table or an array");
+         ", but the model was not trained on a folder of images; give a table or an array");
   }
   if (files.size() > 1)
     fail(Exit::usage, "command line: ", files[1],
-         " is a second file, and lathe predict takes one table or array, or several images; leave "
-         "it out");
+         " is a second file, but lathe predict takes only one table or array, or several images; "
+         "leave it out");
 
   if (kind_of(file) == Kind::csv) {
     if (encoding.table) return open_new_rows(file, *encoding.table);
     fail(Exit::data, file,
-         " is a table, and the model was trained on arrays or images; give an array (.npy, "
+         " is a table, but the model was trained on arrays or images; give an array (.npy, "
          ".safetensors, IDX)",
          encoding.image_files ? ", PNG or JPEG files, or a folder of them" : "");
   }
 
   auto source = std::make_unique<NewArray>(file);
-  // Images may be flat, or lack the dimension of their only channel.
+  // Images may be flat, or lack the channel dimension if there is only one channel.
   const auto essential = [](std::vector<int64_t> sizes) {
     std::erase(sizes, 1);
     return sizes;
@@ -290,7 +292,7 @@ std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>&
   if (found != essential(in_files) && found != essential({numel}))
     fail(Exit::data, file, ": examples of ",
          source->sizes().empty() ? "one element" : sizes_text(source->sizes()) + " elements",
-         ", and the model takes ", sizes_text(in_files));
+         ", but the model takes ", sizes_text(in_files));
   return source;
 }
 

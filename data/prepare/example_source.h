@@ -1,5 +1,5 @@
-// Files that example sets are made from: tables, IDX, and pairs of .npy or .safetensors. No
-// LibTorch header.
+// Reads the files that example sets are made from: tables, IDX, .npy and .safetensors. No LibTorch
+// header.
 #pragma once
 
 #include <functional>
@@ -16,35 +16,36 @@
 
 namespace lathe {
 
-/// How the columns of a table are used. A column is given by its name or by its number, counted
-/// from 1.
+/// Defines how the columns of a table are used. A column is given by its name or by its number,
+/// counted from 1.
 struct TableOptions {
   std::string target = "last";            ///< "last", "first", or a column
   char separator = 0;                     ///< 0: find_separator decides
   std::string missing = "error";          ///< empty cells: "error", "drop", "mean" or "median"
   std::vector<std::string> drop{};        ///< columns that are left out
   std::vector<std::string> categories{};  ///< columns whose numbers are categories
-  std::string id{};                       ///< column that names the rows, not an input; empty: none
+  std::string id{};                       ///< column that names the rows; it is not an input
 };
 
 /// One example; valid until the next one is read.
 struct RawExample {
   std::span<const double> inputs;
-  std::span<const double> targets;  ///< empty where the target is text
+  std::span<const double> targets;  ///< empty if the target is text
   std::string_view label;           ///< a target that is text
 };
 
-/// Examples in order, which can be read repeatedly. Every number is finite, except for the
+/// A sequence of examples that can be read repeatedly. Every number is finite, except for the
 /// inputs of empty cells, which are NaN until set_fills() is called.
 class ExampleSource {
  public:
   virtual ~ExampleSource() = default;
-  /// Scans the input for what sizes() needs, such as the categories of a table. Call it first.
+  /// Reads the input once to find what sizes() needs, such as the categories of a table. Call it
+  /// first.
   virtual void scan(ProgressReporter& /*meter*/) {}
-  /// Returns the columns, or null where the files are not tables.
+  /// Returns the columns, or null if the files are not tables.
   virtual const TableFormat* table() const { return nullptr; }
-  /// Sets the numbers that replace empty cells, one for each input. Only those of numeric columns
-  /// are used.
+  /// Sets the numbers that replace empty cells, one for each input. Ignores the numbers for text
+  /// columns.
   virtual void set_fills(const std::vector<double>& /*by_input*/) {}
   /// Returns the dimensions of one input.
   virtual std::vector<int64_t> sizes() const = 0;
@@ -61,23 +62,23 @@ class ExampleSource {
   /// Calls f with each example and reports all bytes to the meter. Throws Exit::data with the
   /// position of an example that can't be read.
   virtual void each(ProgressReporter& meter, const std::function<void(const RawExample&)>& f) = 0;
-  /// Returns the position of the target that f was last called with.
+  /// Returns the position in the input of the target that f was last called with.
   virtual std::string where() const = 0;
 };
 
 /// Opens files of a format that their contents determine: tables with the same columns; inputs and
 /// targets in two IDX, .npy or .safetensors files; or one .safetensors file with the tensors
-/// "inputs" and "targets". With `like`, which must have been scanned, tables must have its columns
-/// and are read in the same way. Throws Exit::data for files that can't be read, and Exit::usage
-/// for options that do not fit.
+/// "inputs" and "targets". If `like` is not null, it must have been scanned; tables must then have
+/// its columns and are read in the same way. Throws Exit::data for files that can't be read, and
+/// Exit::usage for options that do not fit.
 std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 
-/// Opens new inputs for a model, which must have the form of its training data: one table or array,
-/// or, for a model of image files, any number of image files and folders of images.
-/// RawExample::label is the id of a table's row, or the path of an image. The encoding must outlive
-/// the source. Throws Exit::data for files that do not fit the model, and Exit::usage for several
-/// files that are not images.
+/// Opens new inputs for a model. They must have the form of the model's training data: one table or
+/// array, or, if the training data were image files, any number of image files and folders of
+/// images. RawExample::label is the id of a table's row, or the path of an image. The encoding must
+/// outlive the source. Throws Exit::data for files that do not fit the model, and Exit::usage for
+/// several files that are not images.
 std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>& files,
                                                  const ExampleEncoding& encoding);
 

@@ -33,7 +33,7 @@ ExampleWriter::ExampleWriter(const fs::path& folder, const ExampleSource& source
 
 void ExampleWriter::add(const RawExample& e, int64_t label, bool is_val) {
   SplitOut& to = is_val ? *val_ : *train_;
-  // The second pass must find the examples that the first one counted.
+  // The second pass over the source must find the examples that the first pass counted.
   if (to.left-- == 0) fail_changed_input();
   if (!classifies_ && std::ssize(e.targets) != manifest_.outputs) fail_changed_input();
 

@@ -17,13 +17,15 @@ namespace lathe {
 class ExampleWriter {
  public:
   /// Creates the files in `folder`. `manifest` must have the task, the sizes and the number of
-  /// examples of each split, and must outlive this object. `all_bytes` is true if all inputs are
-  /// integers from 0 to 255. Inputs that were text are then stored as uint8, otherwise as float64.
+  /// examples of each split, and must outlive this object. `all_bytes` must be true if and only if
+  /// all inputs are integers from 0 to 255. If the source has no input_type(), as for tables,
+  /// inputs are stored as uint8 if `all_bytes` is true, and else as float64.
   ExampleWriter(const fs::path& folder, const ExampleSource& source, bool all_bytes,
                 ExampleManifest& manifest);
 
-  /// Adds an example to a split. `label`: its class; ignored for regression. Throws Exit::data if
-  /// the source has other examples than when they were counted.
+  /// Adds an example to a split. `label` is its class; it is ignored for regression. Throws
+  /// Exit::data if the example does not fit the manifest, because the input has changed since the
+  /// examples were counted.
   void add(const RawExample& example, int64_t label, bool is_val);
 
   /// Completes the files, adds their descriptions and the statistics to the manifest, and returns
@@ -33,14 +35,14 @@ class ExampleWriter {
  private:
   struct SplitOut {
     ArrayOut inputs, targets;
-    int64_t left;  // examples that are still to come
+    int64_t left;  // number of examples that have not been added yet
   };
 
   ExampleManifest& manifest_;
   bool classifies_;
   std::optional<SplitOut> train_, val_;
   Statistics input_statistics_, target_statistics_;
-  std::vector<double> image_;  // with its channels first
+  std::vector<double> image_;  // the current image, channels first
 };
 
 }  // namespace lathe

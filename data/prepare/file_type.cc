@@ -13,7 +13,7 @@ struct ForeignFormat {
 };
 
 constexpr const char* parquet_text =
-    "is a Parquet file; make a table of it with python3 -c \"import pandas; "
+    "is a Parquet file; convert it to CSV with python3 -c \"import pandas; "
     "pandas.read_parquet('IN.parquet').to_csv('OUT.csv', index=False)\"";
 
 constexpr ForeignFormat foreign_formats[]{
@@ -69,7 +69,8 @@ void check_is_text(const std::string& file, std::string_view piece, bool begins,
   const bool has_nul = piece.find('\0') != std::string_view::npos;
   const ForeignFormat* format = begins ? format_of(piece) : nullptr;
 
-  // A text may well begin with "PAR1"; a NUL byte is in every file of such a format.
+  // A text may begin with a signature of printable characters, such as "PAR1". Files of the format
+  // contain a NUL byte.
   if (format != nullptr && (has_nul || !may_begin_text(format->head)))
     fail(Exit::data, file, " is not text: it ", format->what, ", or ", remedy);
   if (has_nul) fail(Exit::data, file, " is not text: it holds NUL bytes; ", remedy);

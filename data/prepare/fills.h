@@ -1,4 +1,4 @@
-// Numbers that replace empty cells of a table. No LibTorch header.
+// Computes the numbers that replace empty cells of a table. No LibTorch header.
 #pragma once
 
 #include <span>
@@ -8,17 +8,17 @@
 
 namespace lathe {
 
-/// The mean or median of each input over the training examples in which the input is not empty.
+/// Computes the mean or median of each input over the training examples in which it is not empty.
 class Fills {
  public:
-  /// `table` must outlive this object. `median`: compute medians instead of means.
+  /// Computes medians if `median` is true, and else means. `table` must outlive this object.
   Fills(const TableFormat& table, bool median)
       : table_(table),
         median_(median),
         counts_(static_cast<size_t>(table.width())),
         means_(counts_.size()),
         numbers_(counts_.size()) {}
-  /// Adds a training example: a number for each of table.width() inputs, NaN for an empty cell.
+  /// Adds a training example: table.width() inputs, with NaN for an empty cell.
   void add(std::span<const double> inputs);
   /// Returns a number for each input. Throws Exit::data for a column that is empty in every example
   /// added.
@@ -28,7 +28,7 @@ class Fills {
   const TableFormat& table_;
   bool median_;
   std::vector<double> counts_, means_;
-  std::vector<std::vector<double>> numbers_;  // of each input, for medians only
+  std::vector<std::vector<double>> numbers_;  // all numbers of each input; for medians only
 };
 
 }  // namespace lathe

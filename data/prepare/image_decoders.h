@@ -1,4 +1,4 @@
-// The decoders behind ImageFile. No LibTorch header.
+// The decoders that ImageFile uses. No LibTorch header.
 #pragma once
 
 #include <memory>
@@ -8,14 +8,14 @@
 
 namespace lathe {
 
-/// A decoder of one format. On an error, both libraries leave a function by longjmp, which runs no
-/// destructors. Functions that call them therefore own no objects with destructors, and a decoder
-/// throws only after such a function has returned.
+/// A decoder of one format. On an error, libpng and libjpeg-turbo leave the calling function by
+/// longjmp, which runs no destructors. Functions that call them therefore own no objects with
+/// destructors; they return false on an error, and the decoder throws after that.
 class ImageFile::Decoder {
  public:
   virtual ~Decoder() = default;
-  /// Decodes the image to 8-bit values, native_channels() for each pixel. `rows` has one pointer
-  /// for each row. Throws Exit::data.
+  /// Decodes the image to 8-bit values, native_channels() for each pixel. `rows` has a pointer to
+  /// the memory of each row. Throws Exit::data if the image is damaged.
   virtual void read(std::vector<uint8_t*>& rows) = 0;
   /// Returns the number of channels in the file, without transparency: 1 or 3.
   int64_t native_channels() const { return gray ? 1 : 3; }

@@ -57,7 +57,7 @@ void fail_damaged_image(const std::string& name, const char* what) {
 
 void check_image_size(int64_t height, int64_t width, const std::string& name) {
   if (height < 1 || width < 1) fail_damaged_image(name, "an image without pixels");
-  // Both are below 2^32, so the product of a quotient can't overflow.
+  // A division can't overflow, as the product of height and width could.
   if (height > ImageFile::most_pixels / width)
     fail(Exit::data, name, " has ", height, " x ", width,
          " pixels, more than 100 million; make it smaller, or remove it");

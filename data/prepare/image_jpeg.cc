@@ -11,11 +11,12 @@
 namespace lathe {
 namespace {
 
-/// A progressive file may repeat its scans, each of which costs time for all pixels; usual ones
-/// have about ten.
+/// Limit on the scans of a progressive file, each of which takes time in proportion to the number
+/// of pixels. Ordinary files have about ten.
 constexpr int most_scans = 100;
 
-/// State that the library's callbacks share. They receive a pointer to its first member.
+/// State that the library's callbacks share. They receive a pointer to its first member, `manager`,
+/// and cast it.
 struct JpegErrors {
   jpeg_error_mgr manager;
   std::jmp_buf back;
@@ -28,8 +29,8 @@ struct JpegErrors {
   std::longjmp(errors->back, 1);
 }
 
-/// libjpeg fills the missing part of a damaged image with gray and issues a warning; here that is
-/// an error.
+/// Turns most warnings into errors: libjpeg would fill the missing part of a damaged image with
+/// gray and only issue a warning.
 void on_message(j_common_ptr info, int level) {
   if (level >= 0) return;
   switch (info->err->msg_code) {

@@ -16,12 +16,12 @@ struct ImagePath {
   uint64_t bytes = 0;
 };
 
-constexpr int64_t most_size = 4096;  // rows or columns of an image after resizing
+constexpr int64_t most_size = 4096;  // largest height and width of inputs
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with("."); }
 
-/// Adds all images in a folder and its folders, in the order of their paths; links to folders are
-/// not followed. Counts the other files.
+/// Adds all images in a folder and its subfolders to `found`, in the order of their paths. Does not
+/// follow links to folders. Counts the other files in `others`.
 void collect_images(const fs::path& folder, const std::string& label, std::vector<ImagePath>& found,
                     int64_t& others) {
   std::vector<fs::path> entries = list_folder(folder);
@@ -131,12 +131,12 @@ void ImageFolder::check_sizes() const {
     const ImageFile file(image.path);
     if (file.height() == height_ && file.width() == width_) continue;
     fail(Exit::usage, image.path, " is ", file.height(), " x ", file.width(),
-         ", and the training images are ", height_, " x ", width_,
-         "; give the size for all as --size HEIGHT,WIDTH");
+         ", but the training images are ", height_, " x ", width_,
+         "; resize all images with --size HEIGHT,WIDTH");
   }
 }
 
-/// Decides the channels, and the size where none is given.
+/// Determines the number of channels, and the size if no size was given.
 void ImageFolder::scan(ProgressReporter& meter) {
   const bool keeps = height_ == 0;
   meter.begin("scanned", bytes());
@@ -149,12 +149,12 @@ void ImageFolder::scan(ProgressReporter& meter) {
       width_ = file.width();
     }
     if (keeps && (file.height() != height_ || file.width() != width_))
-      fail(Exit::usage, image.path, " is ", file.height(), " x ", file.width(), ", and ",
+      fail(Exit::usage, image.path, " is ", file.height(), " x ", file.width(), ", but ",
            images_[0].path, " is ", height_, " x ", width_,
-           "; give the size for all as --size HEIGHT,WIDTH");
+           "; resize all images with --size HEIGHT,WIDTH");
     if (keeps && std::max(height_, width_) > most_size)
       fail(Exit::usage, image.path, " is ", height_, " x ", width_,
-           "; give a smaller size for all as --size HEIGHT,WIDTH, up to ", most_size);
+           "; resize all images with --size HEIGHT,WIDTH, to at most ", most_size);
     meter.advance(image.bytes);
   }
 }

@@ -1,4 +1,4 @@
-// Folders of images as example sets. No LibTorch header.
+// Reads folders of images as example sets. No LibTorch header.
 #pragma once
 
 #include <memory>
@@ -9,24 +9,25 @@
 
 namespace lathe {
 
-/// How images become inputs.
+/// Defines how images become inputs.
 struct ImageOptions {
-  int64_t height = 0, width = 0;  ///< size to which all are resized; 0: keep the size that all have
+  /// Size to which all images are resized. 0: keep their size, which must be the same for all.
+  int64_t height = 0, width = 0;
 };
 
 /// Opens a folder that holds, for each class, a folder of PNG and JPEG files with the name of the
-/// class. Folders in that folder are searched too; other files and names that begin with a dot are
-/// ignored. Inputs are uint8 [C, height, width], with C = 1 where all images are gray and else 3,
-/// in the order of classes and paths. scan() reads all headers. With `like`, which must have been
-/// scanned, images get its channels and size. Throws Exit::data for a folder of another form, and
-/// for images that can't be read (data/prepare/image_file.h); Exit::usage for images of different
-/// sizes if `options` has none to resize them to.
+/// class. Subfolders of a class are searched too. Other files and names that begin with a dot are
+/// ignored. Examples are in the order of classes and paths. Inputs are uint8 [C, height, width],
+/// with C = 1 if all images are gray and else 3. scan() reads all headers. If `like` is not null,
+/// it must have been scanned; images then get its number of channels and size. Throws Exit::data
+/// for a folder of another form, and for images that can't be read (data/prepare/image_file.h).
+/// Throws Exit::usage if images have different sizes and `options` gives no size to resize them to.
 std::unique_ptr<ExampleSource> open_image_folder(const std::string& folder,
                                                  const ImageOptions& options,
                                                  const ExampleSource* like);
 
-/// Opens new images for a model that was trained on a folder of images: files, and folders with all
-/// images in them. RawExample::label is the path of an image.
+/// Opens new images for a model that was trained on a folder of images. `paths` are files, and
+/// folders of which all images are read. RawExample::label is the path of an image.
 std::unique_ptr<ExampleSource> open_new_images(const std::vector<std::string>& paths,
                                                const ExampleEncoding& encoding);
 

@@ -1,4 +1,5 @@
-// Parses JSON Lines. Private to data/: the public headers of the library do not include simdjson.
+// Parses JSON Lines. For use in data/ only, because it includes simdjson, which public headers of
+// the library do not.
 #pragma once
 
 #include <simdjson.h>
@@ -10,11 +11,11 @@
 
 namespace lathe {
 
-/// Calls f(line, object) for each line of a part that is not only white space: with its number in
-/// the file, from 1, and its parsed object, which is valid only during the call. Throws Exit::data,
-/// with file and line, for a line that is not a JSON object. `what` ends that error if the line is
-/// valid JSON, as in "is not a preference". If the first line begins with [, the error instead
-/// names the file and explains how to convert a JSON array.
+/// Calls f(line, object) for each line of a part that is not only white space: with the line's
+/// number in the file, from 1, and its parsed object, which is valid only during the call. Throws
+/// Exit::data, with file and line, for a line that is not a JSON object. If the line is valid JSON,
+/// the error ends with `what`, as in "is not a preference". If the first line begins with [, the
+/// error instead names the file and explains how to convert a JSON array.
 template <class F>
 void each_object(const Part& part, const std::string& what, F&& f) {
   simdjson::dom::parser parser;

@@ -32,7 +32,7 @@ bool is_named_shard(const std::string& name) {
          (words.find("_train_") != std::string::npos || words.find("_val_") != std::string::npos);
 }
 
-/// Collects the files that a manifest of any kind lists: all objects with "file" and "xxh3".
+/// Collects the files that a manifest of any kind lists: all JSON objects with "file" and "xxh3".
 void collect_files(const Json& json, const std::string& where, std::vector<MadeFile>& found) {
   if (json.is_object() && json.contains("file") && json.contains("xxh3"))
     found.push_back({manifest_file(json, "file", where),
@@ -79,7 +79,7 @@ void Journal::write(const Progress& progress) const {
 }
 
 void Journal::input_changed() const {
-  fail(Exit::data, "the input is not what it was when this command was cut short; remove ",
+  fail(Exit::data, "the input is not the same as before this command was interrupted; remove ",
        out_.string(), " to start over");
 }
 
@@ -108,7 +108,8 @@ void OutFolder::check(const fs::path& path) {
 void OutFolder::clear(const std::vector<std::string>& but) {
   check(path_);
 
-  // Published files look like any other data; the marker and the checksums identify them.
+  // Files with their final names look like any other data. The unfinished manifest and its
+  // checksums identify them.
   if (const auto left = read_manifest_json(path_, marker)) {
     const std::string where = (path_ / marker).string();
     check_manifest_checksum(*left, where);
@@ -126,14 +127,15 @@ void OutFolder::clear(const std::vector<std::string>& but) {
     }
   }
 
-  // These files must be gone before the marker that identifies them is removed.
+  // These removals must be on disk before the unfinished manifest, which identifies the files, is
+  // removed.
   sync_folder(path_);
   for (const auto& name : unfinished_files()) {
     if (std::find(but.begin(), but.end(), name.substr(std::strlen(unfinished_prefix))) == but.end())
       remove_tree(path_ / name);
   }
 
-  // The marker is gone, so data that remains is not ours.
+  // The unfinished manifest is gone, so any remaining data is not from an interrupted preparation.
   check(path_);
   keep_ = false;
 }
@@ -146,7 +148,8 @@ void OutFolder::publish(const std::vector<MadeFile>& files,
                         const std::function<void(const std::string& name)>& write) {
   fault_point("prepare: shards written");
   write(marker);
-  // The next clear() recognizes all files by the marker, so an error may leave them.
+  // From here on, the next clear() recognizes all files by the unfinished manifest, so they may
+  // stay on failure.
   keep_ = true;
   fault_point("prepare: manifest written");
   for (const auto& made : files) {
@@ -162,7 +165,7 @@ void OutFolder::publish(const std::vector<MadeFile>& files,
   sync_folder(path_);
 }
 
-/// Returns our files that do not have their final names yet.
+/// Returns the names of the files that lathe wrote and that do not have their final names yet.
 std::vector<std::string> OutFolder::unfinished_files() const {
   std::vector<std::string> found;
   std::error_code error;

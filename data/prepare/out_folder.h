@@ -1,9 +1,10 @@
 // Creates data folders: shows progress, handles stops, and publishes either all files or none.
 // Includes no LibTorch header.
 //
-// Shards get their final names once all of them are written and the manifest is on disk as
-// .unfinished-manifest.json. The manifest is renamed last. If a command was interrupted in between,
-// its repetition finds that file, and removes the files that it lists if their checksums match.
+// Data files get their final names once all of them are written and the manifest is on disk as
+// .unfinished-manifest.json. The manifest is renamed last. If a command is interrupted between
+// these steps, its repetition finds .unfinished-manifest.json and removes the files that are listed
+// there if their checksums match.
 #pragma once
 
 #include <cstdint>
@@ -23,19 +24,21 @@ namespace lathe {
 /// Shows the progress of a preparation, and ends it on the caller's request.
 class ProgressReporter {
  public:
-  /// Both must outlive this object; `stop` may be empty.
+  /// Creates a reporter for the data folder `out`. Both arguments must outlive this object; `stop`
+  /// may be empty.
   ProgressReporter(const fs::path& out, const std::function<bool()>& stop)
       : out_(out), stop_(stop) {}
-  /// Begins a stage named `doing` of `bytes` bytes (0: unknown), which the progress bar shows.
+  /// Begins a stage of `bytes` bytes (0: unknown). The progress bar shows `doing` as its name.
   void begin(const char* doing, uint64_t bytes) {
     done_ = 0;
     began_ = Clock::now();
     bar_.emplace(doing, static_cast<double>(bytes));
   }
-  static constexpr size_t piece = size_t{4} << 20;  ///< bytes of input between two calls of advance
+  /// How many bytes of input a caller should process between two calls of advance().
+  static constexpr size_t piece = size_t{4} << 20;
   /// Adds bytes to the progress. Throws Exit::stopped if `stop` returns true.
   void advance(uint64_t bytes);
-  /// Records that a stop from now on loses nothing, so that its error offers to resume.
+  /// Declares that a stop from now on loses nothing: the error of a stop then offers to resume.
   void resumable() { resumable_ = true; }
 
  private:
@@ -50,14 +53,16 @@ class ProgressReporter {
 /// The record of a preparation's progress, kept in the data folder until it is published.
 class Journal {
  public:
-  /// `command`: a text of any length with everything that must be unchanged to resume.
+  /// Creates a journal for the data folder `out`. `command` is a text of any length with everything
+  /// that must be unchanged to resume.
   Journal(const fs::path& out, const std::string& command);
   /// Returns the progress of an interrupted preparation by the same command. Returns nullopt if
-  /// there is no record, and also, with a warning, if the record is damaged.
+  /// there is no record, or if it is from another command, and also, with a warning, if the record
+  /// is damaged.
   std::optional<Progress> read() const;
   /// Replaces the record, durably.
   void write(const Progress& progress) const;
-  /// Throws Exit::data with an error that the input of the finished parts has changed.
+  /// Throws Exit::data, since the input of the finished parts has changed.
   [[noreturn]] void input_changed() const;
   /// The name to pass to OutFolder::clear.
   static constexpr const char* name = "manifest.json-progress";
@@ -66,7 +71,7 @@ class Journal {
   std::string file() const;
 
   fs::path out_;
-  std::string command_;  // its digest
+  std::string command_;  // the digest of the constructor's `command`
 };
 
 /// A finished file of a data folder.
@@ -74,10 +79,10 @@ struct MadeFile {
   std::string file, xxh3;
 };
 
-/// The locked destination of a data folder. Files are written under temporary names, and get their
-/// final names when all of them exist, the manifest last. If the process ends in between, the next
-/// OutFolder recognizes its files. On failure, everything that was created is removed, including
-/// the folder if it is new, unless keep() was called.
+/// A locked data folder that is being written. Files are written under temporary names. When all
+/// of them exist, they get their final names, the manifest last. If the process ends during the
+/// renaming, the next OutFolder recognizes its files. On failure, everything that was created is
+/// removed, including the folder if it is new, unless keep() was called.
 class OutFolder {
  public:
   /// Locks the folder. Throws Exit::busy if another process prepares data there.
@@ -89,8 +94,8 @@ class OutFolder {
   /// Throws Exit::usage if the folder holds data that is not from an interrupted preparation.
   static void check(const fs::path& path);
   /// Removes the files of an interrupted preparation, except unfinished files with the names in
-  /// `but`. Published files without a manifest are recognized by the manifest that was about to be
-  /// written and by their checksums. Throws Exit::usage if there is any other data.
+  /// `but`. Files that already have their final names are recognized by the checksums in the
+  /// unfinished manifest. Throws Exit::usage if there is any other data.
   void clear(const std::vector<std::string>& but = {});
   /// Keeps unfinished files from now on, even on failure: the next preparation resumes from them.
   void keep() { keep_ = true; }
@@ -98,8 +103,9 @@ class OutFolder {
   bool kept() const { return keep_; }
   /// Returns the path that `file` has until it is published.
   static fs::path unfinished(const fs::path& folder, const std::string& file);
-  /// Calls `write`, which writes the manifest under the given name. Then gives the finished files
-  /// their final names, removes the record of the progress, and renames the manifest last.
+  /// Calls `write`, which must write the manifest under the name that it is given. Then gives the
+  /// finished files their final names, removes the record of the progress, and renames the
+  /// manifest.
   void publish(const std::vector<MadeFile>& files,
                const std::function<void(const std::string& name)>& write);
 
@@ -108,7 +114,8 @@ class OutFolder {
 
   fs::path path_;
   ClaimedFolder claim_;
-  // Unfinished files of an interrupted preparation must stay until clear() has run.
+  // Whether unfinished files stay on failure. Those of an interrupted preparation must stay until
+  // clear() has run.
   bool keep_ = true;
 };
 

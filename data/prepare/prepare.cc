@@ -34,20 +34,20 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs) {
 
 namespace {
 
-/// An input, as found by the first pass.
+/// An input file. The first pass sets its size and `begin`.
 struct Input {
   fs::path path;
   uint64_t bytes = 0;
-  size_t begin = 0;  ///< of the text: after a byte order mark
+  size_t begin = 0;  ///< position of the text, after a byte order mark if there is one
 };
 
 [[noreturn]] void changed(const fs::path& path) {
   fail(Exit::data, path.string(), " changed while it was being read; run the same command again");
 }
 
-/// Reads a file from `at` piece by piece. `f(text, at, end)` processes the tokens that begin before
-/// `end` and returns the position it reached; it sees the complete file, so nothing is cut at the
-/// edge of a piece. Releases the memory of the pieces that were processed.
+/// Reads a file from `at` piece by piece. `f(text, at, end)` processes the tokens that begin in
+/// [at, end) and returns the position after the last one. `text` is the complete file, so f can
+/// read a token that extends beyond the piece. Releases the memory of processed pieces.
 template <class F>
 void read_through(const MappedFile& file, size_t at, ProgressReporter& meter, F&& f) {
   const auto bytes = file.bytes();
@@ -55,7 +55,7 @@ void read_through(const MappedFile& file, size_t at, ProgressReporter& meter, F&
   for (size_t released = 0; at < text.size();) {
     const size_t begin = at;
     at = f(text, at, std::min(begin + ProgressReporter::piece, text.size()));
-    // Release complete pieces only, which end at the end of a page for every page size.
+    // Release only complete pieces: their ends are multiples of every page size.
     const size_t behind = at / ProgressReporter::piece * ProgressReporter::piece;
     file.release(bytes.subspan(released, behind - released));
     released = behind;
@@ -65,7 +65,7 @@ void read_through(const MappedFile& file, size_t at, ProgressReporter& meter, F&
 
 constexpr uint32_t code_points = 0x110000;
 
-/// Returns the code point of `n` bytes of valid UTF-8.
+/// Returns the code point whose UTF-8 encoding is the `n` bytes from `at`, which must be valid.
 uint32_t code_point(std::string_view text, size_t at, size_t n) {
   constexpr unsigned char lead[]{0, 0x7F, 0x1F, 0x0F, 0x07};
   uint32_t x = static_cast<unsigned char>(text[at]) & lead[n];
@@ -105,7 +105,7 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
   }
 
   if (bytes == 0) fail(Exit::data, "the input has no text");
-  // Each byte is a token, so binary input need not be read.
+  // Each byte of binary input is a token, so this pass need not read it.
   const bool chars = options.tokenizer == "char";
   s.tokens = chars ? 0 : static_cast<int64_t>(bytes);
   if (options.binary) return s;
@@ -134,7 +134,7 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
   }
 
   if (!chars) return s;
-  // Ids follow the order of code points, not that of the text.
+  // Number the characters in the order of their code points, not of their first occurrence.
   std::vector<std::string> vocabulary;
   s.ids.resize(code_points);
   for (uint32_t x = 0; x < code_points; ++x) {
@@ -150,7 +150,7 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
   return s;
 }
 
-/// Appends the ids of tokens that begin in [at, end); returns where the next one begins.
+/// Appends the ids of tokens that begin in [at, end); returns the position of the next token.
 size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, size_t at, size_t end,
             std::vector<int32_t>& ids) {
   while (at < end) {
@@ -167,7 +167,7 @@ size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, si
   return at;
 }
 
-/// Returns everything that must be unchanged for a preparation to resume.
+/// Returns a text with everything that must be unchanged for a preparation to resume.
 std::string identity(const std::vector<Input>& inputs, const TextSurvey& s,
                      const PrepareOptions& o) {
   Json json{{"format", 2},
@@ -182,7 +182,7 @@ std::string identity(const std::vector<Input>& inputs, const TextSurvey& s,
   return all;
 }
 
-/// The shards of a data folder of plain text, and what is needed to write them.
+/// The objects that are needed to write the shards of plain text.
 struct TextShards {
   const std::vector<Input>& inputs;
   const TextSurvey& survey;
@@ -192,8 +192,9 @@ struct TextShards {
   ProgressReporter& meter;
   SplitWriter &first, &second;
 
-  /// Writes the tokens of both splits, of which the second begins with token `train`. Parts that
-  /// `before` records are only read again. Returns the largest id.
+  /// Writes the tokens of both splits: the first `train` tokens to `first`, the others to `second`.
+  /// The parts that `before` records as finished are read again but not written. Returns the
+  /// largest id.
   int64_t write(int64_t train, const std::optional<Progress>& before);
 };
 
@@ -257,7 +258,7 @@ void log_result(const PrepareOptions& options, const DataManifest& manifest, int
            " validation tokens, vocabulary of ", manifest.vocab_size, " (",
            manifest.tokenizer.kind(), ")");
   if (options.val_share > 0 && val == 0) {
-    log_warn("no token is for validation, because the text is too short for a share of ",
+    log_warn("the validation split is empty, because the text is too short for a share of ",
              options.val_share, "; raise --val");
   }
 }
@@ -275,7 +276,7 @@ void prepare(const PrepareOptions& options) {
   std::vector<Input> inputs;
   for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});
   ProgressReporter meter(options.out, options.stop);
-  // With the record of a previous call, a stop during the survey loses nothing.
+  // If there is a record of a previous call, a stop during the survey loses nothing.
   if (fs::exists(OutFolder::unfinished(options.out, Journal::name))) meter.resumable();
   const TextSurvey found = survey(inputs, options, meter);
   const int64_t n = found.tokens,
@@ -303,7 +304,7 @@ void prepare(const PrepareOptions& options) {
   if (before) {
     resumed_files = unfinished_shards({&train, &val});
     log_info(options.out.string(), ": continuing after the ", before->train + before->val,
-             " tokens that are done");
+             " tokens that are already written");
   }
   out.clear(resumed_files);
 

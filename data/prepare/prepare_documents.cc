@@ -1,5 +1,5 @@
-// Text is cut at a line break between two characters that are not white space, where every known
-// pattern ends a piece. With any other pattern a text is encoded in one piece.
+// A long text is cut at a line break between two characters that are not white space, where the
+// known patterns all end a piece. With any other pattern a document is encoded in one piece.
 #include "data/prepare/prepare_documents.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@
 namespace lathe {
 namespace {
 
-/// Takes documents in order; decides which are kept and to which split they go.
+/// Takes documents in input order. Decides which are kept, and which split each is written to.
 class DocumentFilter {
  public:
   DocumentFilter(const DocumentOptions& o, SplitWriter& train, SplitWriter& val,
@@ -41,7 +41,7 @@ class DocumentFilter {
       bytes_ += d.bytes;
       replaced_ += d.repaired;
 
-      // Documents may have several parts; they are counted where they begin.
+      // A document may extend over several parts. It is counted in the part in which it begins.
       if (d.begins) {
         ++read_;
         in_repaired_ = false;
@@ -61,7 +61,7 @@ class DocumentFilter {
         }
         continue;
       }
-      // The digest is that of a complete document, since deduplication cuts none.
+      // With o_.dedup documents are not cut, so the digest is that of a complete document.
       if (o_.dedup && !seen_.insert(d.digest).second) {
         ++duplicates_;
         continue;
@@ -69,7 +69,7 @@ class DocumentFilter {
 
       if (d.begins) ++kept_;
       for (const int32_t id : ids) {
-        learned_ += id >= 0;  // marked ones are negative
+        learned_ += id >= 0;  // ids with token_mark are negative
         manifest_.largest_id =
             std::max<int64_t>(manifest_.largest_id, static_cast<uint32_t>(id) & ~token_bits);
       }
@@ -80,7 +80,7 @@ class DocumentFilter {
       (to_val ? val_ : train_).write(ids);
     }
   }
-  /// Returns the number of tokens that are learned.
+  /// Returns a reference to the number of tokens that count toward the loss.
   uint64_t& learned() { return learned_; }
 
   Json counts() const {
@@ -109,8 +109,8 @@ class DocumentFilter {
   bool in_repaired_ = false;
 };
 
-/// Returns everything that must be unchanged for a preparation to resume: the form of the record,
-/// and all options but the number of workers.
+/// Returns a text with everything that must be unchanged for a preparation to resume: the format of
+/// the record, and all options that influence the output.
 std::string identity(const DocumentOptions& o) {
   Json json{{"format", 2},        {"val", o.val_share},     {"by_hash", o.val_by_hash},
             {"dedup", o.dedup},   {"lines", o.dedup_lines}, {"repair", o.repair},
@@ -124,22 +124,23 @@ std::string identity(const DocumentOptions& o) {
   return all;
 }
 
-/// A data folder in progress: its destination, contents and record.
+/// The objects that a preparation in progress works with.
 struct DocumentPreparation {
   const DocumentOptions& o;
   OutFolder& out;
   const Journal& journal;
   ProgressReporter& meter;
-  SplitWriter &train, &val;  ///< one object where the tail is split off afterwards
+  SplitWriter &train, &val;  ///< the same object if the tail is split off afterwards
   DataManifest& manifest;
 
-  /// Keeps unfinished files from now on, so that an interruption loses nothing recorded.
+  /// Keeps unfinished files from now on, so that recorded progress survives an interruption.
   void keep() {
     out.keep();
     meter.resumable();
   }
   /// Reads the input, encodes it on several threads, and filters it in input order. Parts that
-  /// `before` records are only read again.
+  /// `before` records as finished are read and counted again, but not encoded. `whole` is passed to
+  /// PartReader.
   void process(bool whole, const std::optional<Progress>& before);
 };
 
@@ -191,23 +192,23 @@ void DocumentPreparation::process(bool whole, const std::optional<Progress>& bef
         }));
     meter.advance(reader.consumed() - shown);
     shown = reader.consumed();
-    // This bounds the parts in memory, and takes them in input order.
+    // Limit the number of parts in memory. The oldest part comes first, so the order is kept.
     if (in_progress.size() > static_cast<size_t>(o.workers)) take_first();
   }
   while (!in_progress.empty()) take_first();
 
   if (now.parts < done)
-    fail(Exit::data, "the input is shorter than when this command was cut short; remove ",
+    fail(Exit::data, "the input is shorter than when this command was interrupted; remove ",
          o.out.string(), " to start over");
 
-  // With a final record, an interruption of the steps to come repeats no encoding.
+  // Record the end, so that after an interruption of the following steps nothing is encoded again.
   if (out.kept()) save();
   manifest.documents = sorter.counts();
   if (o.dedup_lines) manifest.documents["dropped_lines"] = lines.dropped();
 }
 
-/// Returns the position of the first pair that begins at token `from` of a file of pairs, or later;
-/// the number of tokens where there is none.
+/// Returns the position of the first pair in `spool`, a file of pairs, that begins at token `from`
+/// or later; the number of tokens if there is none.
 int64_t next_pair(const fs::path& spool, int64_t from) {
   const MappedFile file(spool, Exit::io);
   const int64_t all = std::ssize(file.bytes()) / 4;
@@ -222,7 +223,8 @@ int64_t next_pair(const fs::path& spool, int64_t from) {
   return all;
 }
 
-/// Distributes the tokens of one file over both splits; the last tokens are for validation.
+/// Writes the first `head` tokens of a file to the training split, and the others to the validation
+/// split.
 void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val,
                 int64_t head, ProgressReporter& meter) {
   const MappedFile file(spool, Exit::io);
@@ -248,7 +250,7 @@ void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWrite
   }
 }
 
-/// Returns whether a text may be cut where PartReader does.
+/// Returns whether PartReader may cut a text without changing its tokens.
 bool pieces_end_at_lines(const Tokenizer& tokenizer) {
   return tokenizer.bpe() == nullptr || tokenizer.bpe()->ends_at_lines();
 }
@@ -270,14 +272,14 @@ uint64_t input_bytes(const std::vector<std::string>& files) {
 
 namespace {
 
-/// Returns the manifest of a data folder that is still without tokens.
+/// Returns the manifest of a data folder to which no tokens have been written yet.
 DataManifest empty_manifest(const DocumentOptions& o) {
   DataManifest manifest;
   manifest.tokenizer = o.tokenizer;
   manifest.vocab_size = o.tokenizer.size();
   manifest.pairs = o.source.format == "preferences";
   manifest.marked = manifest.pairs || o.source.format == "instructions";
-  // uint16 has neither ids above 65535 nor the bit token_mark.
+  // uint16 can hold neither ids above 65535 nor the bit token_mark.
   const bool is_wide = o.tokenizer.size() > 65536 || manifest.marked;
   manifest.dtype = is_wide ? "uint32" : "uint16";
   return manifest;
@@ -298,7 +300,9 @@ std::string counted_documents(const DataManifest& manifest) {
 void check_enough(const DataManifest& manifest, int64_t train, int64_t val) {
   if (train >= 2) return;
   if (val > 1)
-    fail(Exit::data, "all documents are for validation; use --val-by tail, or a smaller --val");
+    fail(Exit::data,
+         "all documents went to validation, so none is left to train on; use --val-by tail, or a "
+         "smaller --val");
   const std::string counted = counted_documents(manifest);
   fail(Exit::data, "the data has ", train + val, " tokens, too few to train on",
        counted.empty() ? "" : "; documents: " + counted);
@@ -311,13 +315,15 @@ void log_result(const DocumentOptions& o, const DataManifest& manifest, int64_t 
            manifest.vocab_size, " (", manifest.tokenizer.kind(),
            "); documents: ", counted_documents(manifest));
   if (o.val_share > 0 && val == 0) {
-    log_warn("no token is for validation, because there are too few documents for a share of ",
+    log_warn("the validation split is empty, because there are too few documents for a share of ",
              o.val_share, "; raise --val");
   }
   const bool is_chats = o.source.format == "instructions" || o.source.format == "preferences";
   const bool has_several = !is_chats && manifest.documents.value("kept", int64_t{0}) > 1;
   if (has_several && manifest.tokenizer.bpe() != nullptr && manifest.tokenizer.document_end() < 0)
-    log_warn("the tokenizer has no token that ends documents, so nothing separates them");
+    log_warn(
+        "the tokenizer has no token that ends documents, so nothing separates one document from "
+        "the next");
 }
 
 }  // namespace
@@ -363,7 +369,8 @@ void prepare_documents(const DocumentOptions& o) {
 
   if (before) {
     resumed_files = unfinished_shards({train.get(), val.get(), spool.get()});
-    log_info(o.out.string(), ": continuing after the ", before->parts, " parts that are done");
+    log_info(o.out.string(), ": continuing after the ", before->parts,
+             " parts that are already written");
   }
 
   out.clear(resumed_files);

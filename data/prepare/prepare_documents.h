@@ -1,11 +1,11 @@
-// Conversion of documents to token shards: JSON Lines, compressed files, standard input, and texts
-// that are filtered.
+// Converts documents to token shards: JSON Lines, compressed files, standard input, and texts that
+// are filtered.
 //
-// The reader splits the input into parts of 1 MiB, whose boundaries depend only on the bytes.
-// Workers parse, repair, hash and encode; one thread takes the results in input order and decides
-// what is kept. The shards therefore do not depend on the number of workers. If the last tokens are
-// for validation, all tokens are first written to one file and then divided, because the number of
-// tokens is known only at the end.
+// The reader splits the input into parts of about 1 MiB, whose boundaries depend only on the bytes.
+// Workers parse, repair, hash and encode the parts. One thread takes the results in input order and
+// decides which documents to keep. The shards therefore do not depend on the number of workers. If
+// the last tokens are for validation, all tokens are first written to one file and then divided,
+// because the number of tokens is known only at the end.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct DocumentOptions {
   fs::path out;
   Tokenizer tokenizer = Tokenizer::byte();  ///< byte or a BPE
   double val_share = 0.1;
-  /// Choose each document's split by a hash of its content. Otherwise, the last tokens are for
-  /// validation.
+  /// Whether a hash of each document's content decides its split. Otherwise, the last tokens are
+  /// for validation.
   bool val_by_hash = false;
   bool dedup = false;  ///< drop a document that is, byte for byte, the same as an earlier one
   /// Drop a line that occurred before in any document, unless it is blank.
@@ -33,14 +33,14 @@ struct DocumentOptions {
   uint64_t min_bytes = 0, max_bytes = ~uint64_t{0};  ///< shorter and longer documents are dropped
   int64_t shard_tokens = int64_t{100'000'000};
   int workers = 1;
-  /// Seconds between records of the progress, from which the same call resumes.
+  /// Seconds between records of the progress. A repeated call resumes from the last record.
   double progress_seconds = 5;
   /// Called about every mebibyte of input; true ends the preparation with Exit::stopped.
   std::function<bool()> stop = nullptr;
 };
 
-/// Returns the bytes of all files; 0, which means unknown, if standard input ("-") is among them.
-/// Throws Exit::data for a file that does not exist.
+/// Returns the total size of all files in bytes; 0, which means unknown, if standard input ("-") is
+/// among them. Throws Exit::data for a file that does not exist.
 uint64_t input_bytes(const std::vector<std::string>& files);
 
 /// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json, which counts the
@@ -48,9 +48,11 @@ uint64_t input_bytes(const std::vector<std::string>& files);
 /// (<|endoftext|>, <|end_of_text|> or </s>), or with a line break for bytes. The texts of special
 /// tokens in documents are encoded as ordinary text. The output does not depend on the number of
 /// workers. Memory grows with the number of workers and, if duplicates are dropped, by about 40
-/// bytes for each document (or line). Throws the errors of prepare() in data/prepare/prepare.h. If
-/// a call is interrupted after progress was recorded, the same call resumes: it reads the finished
-/// part of the input again without encoding it, and throws Exit::data if that part has changed.
+/// bytes for each document (or line).
+///
+/// Throws the errors of prepare() in data/prepare/prepare.h. If a call is interrupted after
+/// progress was recorded, the same call resumes: it reads the finished part of the input again
+/// without encoding it, and throws Exit::data if that part has changed.
 void prepare_documents(const DocumentOptions& options);
 
 }  // namespace lathe

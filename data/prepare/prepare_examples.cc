@@ -27,9 +27,9 @@ struct ExampleSurvey {
   int64_t examples = 0;
   bool bytes = true;                      ///< all inputs are integers from 0 to 255
   bool whole = true;                      ///< is_integer() holds for all targets that are numbers
-  std::map<int64_t, int64_t> numbers;     ///< whole targets, and how many examples have each
+  std::map<int64_t, int64_t> numbers;     ///< integer targets, and how many examples have each
   std::map<std::string, int64_t> labels;  ///< the same for targets that are text
-  bool many = false;                      ///< more than there can be classes; not all are counted
+  bool many = false;  ///< more than max_classes different targets; further ones are not counted
 };
 
 bool is_integer(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
@@ -70,7 +70,7 @@ void add_target(ExampleSurvey& s, const RawExample& e, const ExampleSource& sour
     ++s.numbers[static_cast<int64_t>(e.targets[0])];
   }
 
-  // Text among numbers is most likely an error, unless the task makes both classes.
+  // Text among numbers is most likely an error, unless --task classification makes both classes.
   const bool number_before = !s.numbers.empty() || !s.whole;
   if (task.empty() && (text ? first_text && number_before : !s.labels.empty())) {
     fail(Exit::data, source.where(),
@@ -79,7 +79,7 @@ void add_target(ExampleSurvey& s, const RawExample& e, const ExampleSource& sour
          "; repair it, or give --task classification to make each distinct target a class");
   }
 
-  // From here on targets are not counted, which limits the memory for a regression.
+  // Stop counting different targets, which limits the memory for a regression.
   if (std::ssize(s.numbers) + std::ssize(s.labels) > max_classes) {
     s.many = true;
     if (task.empty()) refuse_comma_numbers(s, source);
@@ -94,7 +94,7 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
   meter.begin("read", source.bytes());
   source.each(meter, [&](const RawExample& e) {
     ++s.examples;
-    // Arrays keep their type; that of numbers in text depends on their values.
+    // Arrays keep their type. For tables, the type depends on the values.
     if (!source.input_type()) {
       for (const double x : e.inputs) s.bytes = s.bytes && x >= 0 && x <= 255 && std::trunc(x) == x;
     }
@@ -104,7 +104,7 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
   return s;
 }
 
-/// Targets in the form that is written.
+/// The task, and for a classification the number of each class.
 struct Targets {
   std::string task;
   std::vector<std::string> labels;
@@ -128,13 +128,13 @@ struct Targets {
   }
 };
 
-/// Chooses the task where it is not given, and numbers the classes. `chosen` explains the choice to
-/// the user.
+/// Chooses the task if it is not given, and numbers the classes. Sets `chosen` to an explanation of
+/// the choice for the user.
 Targets choose(const ExampleSurvey& s, const ExampleSource& source, const ExampleOptions& options,
                std::string& chosen) {
   Targets t{.task = options.task, .labels = {}, .of_number = {}, .of_label = {}};
   const auto different = std::ssize(s.numbers) + std::ssize(s.labels);
-  // Many examples for each value mean classes; numbers to regress on rarely repeat.
+  // Many examples for each value suggest classes, since the targets of a regression rarely repeat.
   const bool few = s.whole && !s.many &&
                    (different <= 20 || (different <= 1000 && s.examples >= 50 * different));
 
@@ -205,8 +205,8 @@ class StratifiedSplit {
   int64_t total_ = 0;
 };
 
-/// Fills empty cells of a table with statistics of its training split alone. `is_val` is a copy,
-/// since it counts the examples.
+/// Fills empty cells of a table with statistics of its training split. `is_val` is a copy, since
+/// each call counts an example.
 void fill_empty_cells(ExampleSource& source, ExampleSource* val_source, const std::string& missing,
                       const Targets& targets, StratifiedSplit is_val, ProgressReporter& meter) {
   if (missing != "mean" && missing != "median") return;
@@ -220,7 +220,7 @@ void fill_empty_cells(ExampleSource& source, ExampleSource* val_source, const st
   if (val_source != nullptr) val_source->set_fills(by_input);
 }
 
-/// Checks --layout, and warns where images seem to need it.
+/// Checks --layout, and warns if images seem to need it.
 void check_layout(const std::vector<int64_t>& sizes, const ExampleOptions& options) {
   const auto few = [](int64_t size) { return size == 1 || size == 3; };
   if (options.channels_last && sizes.size() != 3)
@@ -234,7 +234,7 @@ void check_layout(const std::vector<int64_t>& sizes, const ExampleOptions& optio
              "--layout hwc");
 }
 
-/// Sets the sizes of an input in the manifest, as the source has them or as --shape gives them.
+/// Sets the sizes of an input in the manifest to those of the source, or to --shape if it is given.
 void set_input_sizes(ExampleManifest& m, const ExampleSource& source,
                      const ExampleOptions& options) {
   m.input_sizes = options.shape.empty() ? source.sizes() : options.shape;
@@ -258,7 +258,8 @@ void set_input_sizes(ExampleManifest& m, const ExampleSource& source,
 
 /// Checks that `opened`, the source of --val-file, has the sizes and types of the training source,
 /// and counts its examples. Returns `opened` and their number. Updates `found`, the survey of the
-/// training source, since both splits are stored in one type. Throws Exit::data.
+/// training source, since both splits are stored in one type. Throws Exit::data if the sources do
+/// not fit together.
 std::pair<std::unique_ptr<ExampleSource>, int64_t> open_validation(
     const ExampleOptions& options, std::unique_ptr<ExampleSource> opened,
     const ExampleSource& source, const std::string& task, ExampleSurvey& found,
@@ -276,7 +277,7 @@ std::pair<std::unique_ptr<ExampleSource>, int64_t> open_validation(
   return {std::move(opened), seen.examples};
 }
 
-/// Returns the number of examples of each class, or of all for regression.
+/// Returns the number of examples of each class, or for regression the number of all examples.
 std::vector<int64_t> class_sizes_of(const ExampleSurvey& found, bool classifies) {
   if (!classifies) return {found.examples};
   std::vector<int64_t> sizes;
@@ -305,7 +306,7 @@ void prepare_examples(const ExampleOptions& options) {
   const Targets targets = choose(found, *source, options, chosen);
   const bool classifies = targets.task == "classification";
 
-  // Validation examples are those of other files, or a share of each class.
+  // Validation examples are all examples of other files, or a share of each class.
   std::unique_ptr<ExampleSource> val_source;
   int64_t val = 0;
   if (!options.val_inputs.empty()) {

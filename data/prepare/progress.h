@@ -1,8 +1,9 @@
-// The record of a preparation in progress, from which the same command resumes. No LibTorch header.
+// Reads and writes the record of a preparation's progress, from which the same command resumes. No
+// LibTorch header.
 //
 // On resume the finished part of the input is read, parsed and hashed again, but not encoded.
 // That restores all counts and digests, keeps the record small and detects changed input.
-// Shards are truncated to the recorded length, since the bytes after it may be torn.
+// Shards are truncated to the recorded length, since the bytes after it may be incomplete.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +14,20 @@
 
 namespace lathe {
 
-/// The progress of a preparation: the finished parts of the input, and what was made of them.
+/// The progress of a preparation: the finished parts of the input, and the tokens written for them.
 struct Progress {
-  int64_t parts = 0;
-  int64_t train = 0, val = 0;  ///< tokens
-  int64_t largest_id = 0, learned = 0;
-  std::string input{};                 ///< checksum of the parts' digests
-  std::string train_sum{}, val_sum{};  ///< SplitWriter::checksum of what was written
+  int64_t parts = 0;                    ///< number of finished parts
+  int64_t train = 0, val = 0;           ///< number of tokens written to each split
+  int64_t largest_id = 0, learned = 0;  ///< largest id; number of tokens that count toward the loss
+  std::string input{};                  ///< checksum of the input of the finished parts
+  std::string train_sum{}, val_sum{};   ///< SplitWriter::checksum of each split
 };
 
-/// Returns a record without its checksum (data/folder.h). `command` identifies the preparation.
+/// Returns a record as JSON; write_manifest_json (data/folder.h) adds its checksum. `command`
+/// identifies the preparation.
 Json progress_record(const Progress& progress, const std::string& command);
-/// Returns a record's contents; nullopt where it belongs to another command. Throws Exit::data
-/// where it is damaged; `where` begins the message.
+/// Returns a record's contents; nullopt if it belongs to another command. Throws Exit::data if it
+/// is damaged; `where` begins the message.
 std::optional<Progress> read_progress(const Json& record, const std::string& command,
                                       const std::string& where);
 

@@ -6,13 +6,13 @@
 namespace lathe {
 namespace {
 
-/// The weights of an output position: those of the inputs from `begin` on.
+/// The filter's weights for an output position. They belong to the inputs from `begin` on.
 struct Taps {
   int64_t begin = 0;
   std::vector<double> weights;
 };
 
-/// Returns the weights of each of `to` output positions on a side of `from` inputs.
+/// Returns the filter's weights for each of `to` output positions, which resample `from` inputs.
 std::vector<Taps> triangle_taps(int64_t from, int64_t to) {
   const double ratio = static_cast<double>(from) / static_cast<double>(to);
   const double support = std::max(ratio, 1.0);

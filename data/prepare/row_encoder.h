@@ -1,4 +1,4 @@
-// The cells of a table's row as inputs of a model. No LibTorch header.
+// Encodes the cells of a table's row as inputs of a model. No LibTorch header.
 #pragma once
 
 #include <functional>
@@ -14,13 +14,13 @@ namespace lathe {
 /// Encodes the input columns of rows. A row may have its columns in another order than the format.
 class RowEncoder {
  public:
-  /// `places` has, for each column of `format`, its index in a row. `format` must outlive this
-  /// object.
+  /// Creates an encoder. `places` has, for each column of `format`, its index in a row. `format`
+  /// must outlive this object.
   RowEncoder(const TableFormat& format, std::vector<size_t> places);
-  /// Appends the inputs of a row to `inputs`. If empty cells are to be filled, an empty cell of a
-  /// numeric column becomes the column's fill, or NaN if the fill is not known yet. Throws
-  /// Exit::data for a cell that can't be encoded; the message begins with `where(column)`.
-  /// `prepares` is true while a data set is being prepared.
+  /// Appends the inputs of a row to `inputs`. If the format's `missing` is mean or median, an empty
+  /// cell of a numeric column becomes the column's fill, or NaN if the fill is not known yet.
+  /// Throws Exit::data for a cell that can't be encoded; the message begins with `where(column)`.
+  /// If `prepares` is true, the message may name options of `lathe prepare`.
   void encode(const std::vector<std::string_view>& fields, bool prepares,
               const std::function<std::string(size_t column)>& where,
               std::vector<double>& inputs) const;
@@ -28,12 +28,12 @@ class RowEncoder {
  private:
   const TableFormat& format_;
   std::vector<size_t> places_;
-  std::vector<std::map<std::string_view, size_t>> values_;  // of each text column
+  std::vector<std::map<std::string_view, size_t>> values_;  // index of each value, by column
 };
 
 /// Throws Exit::data for a cell that is not a finite number; the message begins with `where`. If
-/// `prepares` and the cell is not a number at all, such as "n/a", the message names the options of
-/// `lathe prepare` that help.
+/// `prepares` is true and the cell is not a number at all, such as "n/a", the message names the
+/// options of `lathe prepare` that help.
 [[noreturn]] void refuse_number(std::string_view cell, const std::string& where, bool prepares);
 
 /// Returns the first 100 bytes of a text in quotation marks, for a message.

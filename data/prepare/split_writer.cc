@@ -39,7 +39,7 @@ std::vector<ShardInfo> SplitWriter::finish() {
 
 bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
   const size_t width = wide_ ? 4 : 2;
-  std::vector<std::pair<fs::path, uint64_t>> found;  // with the recorded bytes of each
+  std::vector<std::pair<fs::path, uint64_t>> found;  // each file, and its recorded size in bytes
   for (int64_t done = 0; done < tokens; done += shard_tokens_) {
     const auto bytes = static_cast<uint64_t>(std::min(shard_tokens_, tokens - done)) * width;
     found.emplace_back(OutFolder::unfinished(out_, name_of(found.size())), bytes);
@@ -49,7 +49,7 @@ bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
       return false;
   }
 
-  // Change nothing before all files are known to be as recorded.
+  // Compare all files with the record before changing one.
   std::vector<Checksum> sums;
   Checksum all;
   for (const auto& [path, bytes] : found) {
@@ -84,7 +84,7 @@ void SplitWriter::sync() {
 std::string SplitWriter::checksum() const {
   Checksum all;
   for (const ShardInfo& shard : shards_) {
-    // Only the last file may be open, without a checksum.
+    // The last file may still be open; then its checksum is not in shards_ yet.
     const std::string sum = shard.xxh3.empty() ? sum_.hex() : shard.xxh3;
     all.update(sum.data(), sum.size());
   }

@@ -1,4 +1,4 @@
-// Writing token shards. No LibTorch header.
+// Writes token shards. No LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace lathe {
 
-/// Writes the shards of a split under temporary names (OutFolder::unfinished). Ids are uint16, or
-/// uint32 if `wide`.
+/// Writes the shards of a split under temporary names (OutFolder::unfinished). Ids are stored as
+/// uint16, or as uint32 if `wide` is true.
 class SplitWriter {
  public:
   /// Creates a writer that opens no file yet. `most_tokens` is an upper bound on the number of
@@ -29,9 +29,9 @@ class SplitWriter {
         most_tokens_(most_tokens),
         wide_(wide) {}
 
-  /// Continues after the first `tokens` that an interrupted process wrote under the same names, and
-  /// truncates the files there. Returns false, and changes nothing, where they are missing or, with
-  /// a warning, where their checksum() is not `checksum`.
+  /// Continues after the first `tokens` tokens that an interrupted process wrote under the same
+  /// names, and truncates the files there. Returns false, and changes nothing, if the files are
+  /// missing or too short, or, with a warning, if their checksum() is not `checksum`.
   bool resume(int64_t tokens, const std::string& checksum);
   /// Appends ids.
   void write(std::span<const int32_t> ids);
@@ -39,7 +39,7 @@ class SplitWriter {
   void sync();
   /// Returns the names of the files so far.
   std::vector<std::string> files() const;
-  /// Returns a checksum of what was written so far, made from those of the files.
+  /// Returns a checksum of the tokens so far, which is made from the checksums of the files.
   std::string checksum() const;
   /// Returns the number of tokens so far.
   int64_t tokens() const { return tokens_; }
@@ -63,11 +63,11 @@ class SplitWriter {
   std::vector<ShardInfo> shards_;
 };
 
-/// Waits until everything given to both splits is on disk, then records the progress of a
-/// preparation with the number of tokens and the checksum of each split.
+/// Waits until all tokens of both splits are on disk, then writes `progress` to the journal, with
+/// the number of tokens and the checksum of each split.
 void record(const Journal& journal, Progress progress, SplitWriter& train, SplitWriter& val);
-/// Returns the names that OutFolder::clear must leave for a resumed preparation: the record, and
-/// the files of these splits.
+/// Returns the names of the files that OutFolder::clear must keep for a resumed preparation: the
+/// journal, and the files of these splits.
 std::vector<std::string> unfinished_shards(std::initializer_list<const SplitWriter*> splits);
 
 }  // namespace lathe

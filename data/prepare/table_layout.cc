@@ -74,7 +74,8 @@ LayoutFinder::LayoutFinder(const std::string& file, std::string_view text,
   for (const std::string& which : options.categories) {
     const size_t c = column_of("category", which);
     if (roles_[c] != ColumnRole::input)
-      fail(Exit::usage, "--category ", which, " is not an input; leave one of the options out");
+      fail(Exit::usage, "--category ", which,
+           " is not an input column, because another option uses it; leave one of the options out");
     categories_.insert(c);
   }
   if (std::find(roles_.begin(), roles_.end(), ColumnRole::input) == roles_.end())
@@ -132,7 +133,8 @@ bool LayoutFinder::is_header() const {
 
   bool has_text = false, occurs_again = false;
   std::vector<double> numbers;  // in the first line
-  // pandas numbers columns without names; a short row of data may begin with 0, 1, 2 by chance.
+  // pandas numbers columns that have no names. A row of fewer than five columns may be data that
+  // happens to be 0, 1, 2.
   bool counts = columns_ >= 5;
   for (size_t c = 0; c < columns_; ++c) {
     const auto number = csv_number(first[c]);
@@ -147,8 +149,8 @@ bool LayoutFinder::is_header() const {
   }
   if (counts) return true;
 
-  // A category occurs again below, a name does not. Columns may be named by years, or by ascending
-  // wavelengths, but not by a single 0.5.
+  // A category is likely to occur again below, and a column's name is not. Names may be years or
+  // ascending wavelengths, but not a single 0.5.
   const bool has_fraction =
       std::ranges::any_of(numbers, [](double x) { return x != std::floor(x); });
   const bool ascends = numbers.size() >= 3 &&

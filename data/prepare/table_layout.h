@@ -10,20 +10,22 @@
 
 namespace lathe {
 
-/// The columns of a table as far as its first lines show them.
+/// The columns of a table, as far as its first lines determine them.
 struct TableLayout {
   TableFormat format;
-  /// Whether each column's first cell is empty, so that further rows decide whether it is text.
+  /// For each column, whether its first cell is empty, so that later rows decide whether it is
+  /// text.
   std::vector<bool> is_undecided;
-  std::vector<bool> is_forced;  ///< --category: its numbers are categories
-  size_t target = 0;
+  /// For each column, whether --category makes its numbers categories.
+  std::vector<bool> is_forced;
+  size_t target = 0;  ///< index of the target's column
 };
 
 /// Returns the layout of a table. The first line is a header if one of these holds:
 /// - an option names one of its columns;
-/// - it has a text above a number;
+/// - it has a text in a column whose next cell that is not empty is a number;
 /// - it has texts, none of them occurs again in its column, and its numbers are integers or ascend;
-/// - it counts 0, 1, 2, ... up to 4 or more, as pandas names columns.
+/// - it is 0, 1, 2, ... up to 4 or more, as pandas names columns.
 /// Throws Exit::usage for options that do not fit, and Exit::data for a header line with a name
 /// that is missing or occurs twice.
 TableLayout find_layout(const std::string& file, std::string_view text,

@@ -36,7 +36,8 @@ class RowReader {
   int64_t line() const { return reader_.line(); }
 
  private:
-  // Releases complete pieces only, which end at the end of a page for every page size.
+  // Advances the meter, and releases the memory of complete pieces, whose ends are multiples of
+  // every page size.
   void report() {
     const auto whole = [](size_t at) {
       return at / ProgressReporter::piece * ProgressReporter::piece;
@@ -94,7 +95,8 @@ class TableSource final : public ExampleSource {
   }
   void each_row(ProgressReporter& meter,
                 const std::function<void(const std::vector<std::string_view>&)>& f);
-  /// Returns whether --missing drop leaves a row out: a cell that is read is empty.
+  /// Returns whether a row is left out because its target or one of its inputs is empty (--missing
+  /// drop).
   bool is_left_out(const std::vector<std::string_view>& fields) const;
   void scan_cell(std::string_view cell, size_t c, std::set<std::string>& values);
   void refuse_comma_numbers(size_t c, const std::set<std::string>& values) const;
@@ -128,7 +130,7 @@ std::string TableSource::layout() const {
   return text;
 }
 
-/// Calls f with each row of data, whose position is in file_ and line_.
+/// Calls f with each row of data. Sets file_ and line_ to its position before the call.
 void TableSource::each_row(ProgressReporter& meter,
                            const std::function<void(const std::vector<std::string_view>&)>& f) {
   const auto& columns = format().columns;
@@ -140,7 +142,7 @@ void TableSource::each_row(ProgressReporter& meter,
       line_ = rows.line();
       if (fields.size() != columns.size()) {
         fail(Exit::data, file_, ":", line_, " has ", fields.size(),
-             " columns and the first line of ", names_file_, " has ", columns.size(),
+             " columns, but the first line of ", names_file_, " has ", columns.size(),
              "; give every line the same number of columns");
       }
       if (!first) {
@@ -148,7 +150,7 @@ void TableSource::each_row(ProgressReporter& meter,
         continue;
       }
 
-      // Every file must repeat the header; other names would mean other columns.
+      // Every file must have the same header line, since other names would mean other columns.
       for (size_t c = 0; c < columns.size(); ++c) {
         if (columns[c].role != ColumnRole::dropped && fields[c] != columns[c].name)
           fail(Exit::data, file_, ":", line_, " has another header line than ", names_file_,
@@ -168,8 +170,8 @@ bool TableSource::is_left_out(const std::vector<std::string_view>& fields) const
   return false;
 }
 
-/// Reads the categories of text columns, and decides which columns are text where the first row has
-/// an empty cell. Numbers alone need no scan.
+/// Collects the categories of text columns. If the first cell of a column is empty, decides by
+/// later rows whether the column is text. Does not read a table that needs neither.
 void TableSource::scan(ProgressReporter& meter) {
   auto& columns = layout_.format.columns;
   const auto is_scanned = [&](size_t c) { return columns[c].is_text || layout_.is_undecided[c]; };
@@ -223,7 +225,8 @@ void TableSource::scan_cell(std::string_view cell, size_t c, std::set<std::strin
          "be empty), or make categories of the column with --category ",
          c + 1);
 
-  // Rows with an empty cell are errors, or left out, unless cells are filled.
+  // An empty text cell is a category if empty cells are filled. Otherwise each() reports or skips
+  // the row.
   const bool fills = format().missing == "mean" || format().missing == "median";
   if (cell.empty() && !fills) return;
   if (cell.size() > 1000) fail(Exit::data, position(c), " has more than 1000 bytes");
@@ -272,7 +275,7 @@ void TableSource::give(const std::vector<double>& inputs, std::string_view targe
   f({.inputs = inputs, .targets = {&*number, 1}, .label = {}});
 }
 
-/// New rows for the columns of a format, without a target.
+/// New rows with the columns of a format. A target is ignored.
 class NewRows final : public ExampleSource {
  public:
   NewRows(const std::string& file, const TableFormat& format)

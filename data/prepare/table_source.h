@@ -1,5 +1,5 @@
-// Tables as sources of examples: finds their columns and reads their cells as numbers. Includes no
-// LibTorch header.
+// Reads examples from tables: finds their columns and reads their cells as numbers. No LibTorch
+// header.
 #pragma once
 
 #include <memory>
@@ -11,9 +11,9 @@
 
 namespace lathe {
 
-/// Opens tables with the same columns. The first file determines the format, unless `like`, a
-/// scanned table source, is given: then the files must have its columns and are read in the same
-/// way. Throws Exit::data if `like` is not a table source.
+/// Opens tables with the same columns. If `like` is null, the first file determines the format.
+/// Otherwise `like` must be a scanned table source; the files must have its columns and are read in
+/// the same way. Throws Exit::data if `like` is another kind of source.
 std::unique_ptr<ExampleSource> open_tables(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 

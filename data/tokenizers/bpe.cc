@@ -29,7 +29,9 @@ std::string normal_form_c(std::string_view text) {
     const auto n = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at),
                                 static_cast<utf8proc_ssize_t>(end - at), &made,
                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-    if (n < 0) fail(Exit::data, "the text can't be put into normal form C: ", utf8proc_errmsg(n));
+    if (n < 0)
+      fail(Exit::data,
+           "the text can't be converted to Unicode's normalization form C: ", utf8proc_errmsg(n));
     out.append(reinterpret_cast<const char*>(made), static_cast<size_t>(n));
     std::free(made);
     at = end;
@@ -42,15 +44,15 @@ bool is_ascii(std::string_view text) {
                      [](char c) { return static_cast<signed char>(c) >= 0; });
 }
 
-/// Returns whether the patterns and the tokens that are text let each piece end at a line break
-/// with no white space on either side.
+/// Returns whether the patterns, and the added tokens that are text, always end a piece at a line
+/// break with no white space on either side.
 bool may_end_at_lines(const BPEDefinition& d) {
   const bool has_known_pattern =
       d.patterns.size() == 1 && (d.patterns[0] == gpt2_pattern || d.patterns[0] == llama3_pattern ||
                                  d.patterns[0] == qwen2_pattern);
   if (d.byte_tokens.empty() && !has_known_pattern) return false;
 
-  // A token that is text, such as "a\nb", may reach past a line break.
+  // An added token that is text, such as "a\nb", may extend beyond a line break.
   return std::ranges::none_of(d.special, [](const SpecialToken& s) {
     return !s.special && s.text.find('\n') != std::string::npos &&
            s.text.find_first_not_of(" \t\r\n") != std::string::npos;
@@ -78,7 +80,7 @@ struct BPE::Merges {
   static uint64_t key(int32_t a, int32_t b) {
     return static_cast<uint64_t>(static_cast<uint32_t>(a)) << 32 | static_cast<uint32_t>(b);
   }
-  /// Returns the position of a pair, or the free one where it would be.
+  /// Returns the index of a pair's entry, or of the free entry in which it would be stored.
   size_t place(uint64_t pair) const {
     size_t i = mixed(pair) >> 20 & mask;
     while (entries[i].pair != pair && entries[i].pair != ~uint64_t{0}) i = (i + 1) & mask;
@@ -129,7 +131,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
          ", which is not a special one");
   if (d.patterns.empty() && !of_characters_) fail(Exit::data, where, ": there is no pre-tokenizer");
   if (of_characters_ && d.byte_tokens.size() != 256)
-    fail(Exit::data, where, ": there are tokens for ", d.byte_tokens.size(), " bytes of 256");
+    fail(Exit::data, where, ": only ", d.byte_tokens.size(), " of the 256 bytes have a token");
 
   for (const std::string& pattern : d.patterns) pretokenizers_.emplace_back(pattern, where);
   of_byte_.fill(-1);
@@ -149,7 +151,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   std::ranges::sort(special_sizes_, std::greater<>());
   special_sizes_.erase(std::ranges::unique(special_sizes_).begin(), special_sizes_.end());
 
-  // byte_fallback needs a token for each byte. Its text here is the byte itself, not <0x0A>.
+  // byte_fallback needs a token for each byte. In d.tokens its text is the byte, not <0x0A>.
   for (size_t byte = 0; byte < d.byte_tokens.size(); ++byte) {
     const int32_t id = of_byte_[byte] = d.byte_tokens[byte];
     if (id < 0 || id >= tokens ||
@@ -171,7 +173,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     if (token.size() == 1 && !of_characters_) of_byte_[static_cast<unsigned char>(token[0])] = id;
     if (of_characters_ && token.size() > 1 && token.find('\n') != std::string::npos)
       ends_at_lines_ = false;
-    // A token such as "a b" reaches past a word, so words can't be encoded separately.
+    // A token such as "a b" extends over two words, so words can't be encoded separately.
     const size_t letter = token.find_first_not_of(' ');
     if (letter != std::string::npos && token.find(' ', letter) != std::string::npos)
       ends_at_spaces_ = false;
@@ -185,13 +187,13 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
       fail(Exit::data, where, ": merge ", i, " is of ids ", a, " and ", b, ", and there are ",
            tokens, " tokens");
     joined = d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)];
-    // The text may also be that of an added token that is in the vocabulary.
+    // The result of a merge may also be an added token, since id_of() finds these, too.
     const int32_t made = id_of(joined);
     if (made < 0)
       fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is not a token");
     const uint64_t pair = Merges::key(a, b);
     Merges::Entry& entry = merges_->entries[merges_->place(pair)];
-    // Of merges of the same pair the first one counts.
+    // If a pair has several merges, the first one counts.
     if (entry.pair == ~uint64_t{0})
       entry = {.pair = pair, .rank = static_cast<int32_t>(i), .id = made};
   }
@@ -204,8 +206,9 @@ int32_t special_id(const BPEDefinition& d, std::string_view text) {
 }
 
 TextMarks boundary_tokens(const BPEDefinition& d) {
-  // Tags of Hugging Face's vocabularies, such as Gemma's </s>, are added tokens that are text.
-  // Tokens of chats are often added without being marked as special.
+  // Added tokens that are text do not begin or end texts: Gemma's </s>, for example, is an HTML
+  // tag. Tokens that end a turn count anyway, since they are often added without being marked as
+  // special.
   const auto first_of = [&](std::initializer_list<const char*> names, bool may_be_text = false) {
     for (const char* name : names) {
       const auto found = std::ranges::find(d.special, name, &SpecialToken::text);
@@ -281,8 +284,8 @@ void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first,
   encode_piece(spaced, 0, out);
 }
 
-/// Encodes word by word. Where no token has a space after another character, no merge reaches past
-/// the beginning of a run of spaces.
+/// Encodes word by word. For use if no token has a space after another character: then no merge
+/// extends beyond the beginning of a run of spaces.
 void BPE::Encoder::encode_words(std::string_view text, std::vector<int32_t>& out) {
   for (size_t at = 0; at < text.size();) {
     const size_t letter = std::min(text.find_first_not_of(' ', at), text.size());
@@ -293,7 +296,7 @@ void BPE::Encoder::encode_words(std::string_view text, std::vector<int32_t>& out
 }
 
 void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vector<int32_t>& out) {
-  // Each pattern splits the pieces of the previous one; what remains is encoded.
+  // Each pattern splits the pieces of the previous one. The pieces of the last pattern are encoded.
   if (pattern < cursors_.size()) {
     Pretokenizer::Cursor& cursor = cursors_[pattern];
     cursor.begin(piece);
@@ -319,9 +322,8 @@ void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vec
   std::copy(out.begin() + static_cast<int64_t>(before), out.end(), slot.ids);
 }
 
-// Merges the pair with the lowest rank first, and the leftmost where several have it. A queue of
-// pairs over a linked list takes n log n steps for any piece. Entries whose symbols have changed
-// since are skipped.
+// Merges the pair with the lowest rank first, and the leftmost of several pairs with that rank. A
+// queue of pairs over a linked list of symbols takes O(n log n) steps for n bytes.
 void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
   if (bpe_.definition_.whole_pieces || piece.size() == 1) {
     const auto found = bpe_.ids_.find(piece);
@@ -339,7 +341,8 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
 
   // Positions are int32.
   if (piece.size() > size_t{1} << 30)
-    fail(Exit::data, "the text has a word of ", piece.size(), " bytes");
+    fail(Exit::data, "the text has a word that is too long for the tokenizer: ", piece.size(),
+         " bytes");
 
   std::vector<Symbol> symbols;
   symbols.reserve(piece.size());
@@ -380,7 +383,7 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
   while (!queue.empty()) {
     const Pair pair = queue.top();
     queue.pop();
-    // The queue keeps pairs whose symbols another merge has replaced.
+    // Skip a pair of which another merge has replaced a symbol since it was queued.
     Symbol& left = symbols[static_cast<size_t>(pair.left)];
     if (left.id != pair.left_id || left.after < 0) continue;
     Symbol& right = symbols[static_cast<size_t>(left.after)];

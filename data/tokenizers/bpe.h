@@ -3,8 +3,9 @@
 //
 // In SentencePiece's form a character without a token becomes its bytes (byte_fallback). This form
 // may have no pre-tokenizer; a text is then still encoded word by word if no token has a space
-// after another character. Of a post-processor, only the token that it adds before a prompt is kept
-// (`BPEDefinition::begin`). Chat templates are in settings.h and chat_template.h.
+// after another character. Hugging Face's post-processors are ignored, except for the token that
+// they add before a prompt (`BPEDefinition::begin`). Chat templates are in settings.h and
+// chat_template.h.
 #pragma once
 
 #include <array>
@@ -23,36 +24,39 @@
 
 namespace lathe {
 
-/// A token for one text, such as <|endoftext|>, that merges do not make. `special`: it is not text,
-/// and Hugging Face's decoders may leave it out.
+/// An added token in Hugging Face's terms: a token for one text, such as <|endoftext|>, that is
+/// found before merges are applied.
 struct SpecialToken {
   int32_t id = 0;
   std::string text;
+  /// Whether the token is not text, so that Hugging Face's decoders may leave it out. If false, the
+  /// token is ordinary text.
   bool special = true;
   bool operator==(const SpecialToken&) const = default;
 };
 
 /// U+2581, which SentencePiece writes instead of a space.
 inline constexpr const char* space_mark = "\xE2\x96\x81";
-/// Where SentencePiece's form puts a space before text: nowhere (none); before each part between
-/// special tokens (each); before each part that does not begin with a space (each_without); or only
-/// before a text that does not begin with one (first_without).
+/// Defines where encoding in SentencePiece's form puts a space: nowhere (none); before each part
+/// between special tokens (each); before each part that does not begin with a space (each_without);
+/// or only before the first part, if it does not begin with a space (first_without).
 enum class SpaceBefore : uint8_t { none, each, each_without, first_without };
 
 /// The definition of a BPE tokenizer.
 struct BPEDefinition {
   std::vector<std::string> tokens;  ///< the bytes of each id; empty: no token has that id
-  std::vector<std::pair<int32_t, int32_t>> merges;  ///< pairs of ids, the first merge first
+  std::vector<std::pair<int32_t, int32_t>> merges;  ///< pairs of ids, in the order of their ranks
   /// Pre-tokenizers, each of which splits the pieces of the previous one. SentencePiece's form may
   /// have none.
   std::vector<std::string> patterns{gpt2_pattern};
   std::vector<SpecialToken> special;
-  /// A piece that is a token needs no merges (Hugging Face's ignore_merges).
+  /// Whether a piece that is a token becomes that token without merges (Hugging Face's
+  /// ignore_merges).
   bool whole_pieces = false;
   bool nfc = false;  ///< text is first converted to Unicode's normal form C
-  /// SentencePiece's form, whose merges begin with characters: the 256 tokens of bytes, which
-  /// replace a character without a token (byte_fallback). Spaces are written as U+2581, which
-  /// therefore stands for a space. Empty: merges begin with bytes.
+  /// SentencePiece's form: the ids of the 256 byte tokens, which replace a character without a
+  /// token (byte_fallback). Merges then begin with characters, and U+2581 in a text is encoded as a
+  /// space. Empty: merges begin with bytes.
   std::vector<int32_t> byte_tokens{};
   /// SentencePiece's form: the space that encoding adds and decode() removes.
   SpaceBefore space_before = SpaceBefore::none;
@@ -61,9 +65,9 @@ struct BPEDefinition {
   bool operator==(const BPEDefinition&) const = default;
 };
 
-/// The treatment of a special token's text in encoding: as the token, as ordinary text, or as an
-/// error. A SpecialToken that is text (`special` is false) is always found, as in Hugging Face's
-/// tokenizers.
+/// Defines how encoding treats a special token's text: as the token, as ordinary text, or as an
+/// error. A SpecialToken that is text (`special` is false) always becomes the token, as in Hugging
+/// Face's tokenizers.
 enum class SpecialText { token, text, refuse };
 
 /// Returns the id of the special token with this text, or -1.
@@ -74,19 +78,20 @@ int32_t special_id(const BPEDefinition& definition, std::string_view text);
 struct TextMarks {
   int32_t begin = -1, end = -1, turn_end = -1, pad = -1;
 };
-/// Returns a tokenizer's TextMarks: the token that its post-processor adds, and tokens with the
-/// usual names. GPT-2's <|endoftext|> both begins and ends texts. `pad` is not set.
+/// Returns a tokenizer's TextMarks. `begin` is the token that the post-processor adds; without one,
+/// and for the other fields, it is a token with a usual name. GPT-2's <|endoftext|> both begins and
+/// ends texts. `pad` is not set.
 TextMarks boundary_tokens(const BPEDefinition& definition);
 
 /// A BPE tokenizer: immutable, so any number of threads may share one object.
 ///
-/// With a token for each byte, every text has ids, and decode() returns its bytes: bytes that are
-/// not UTF-8 are separate pieces. There are exceptions: nfc changes the text; in SentencePiece's
-/// form U+2581 becomes a space, and a space before a text or after a special token may be lost or
-/// added, as in Hugging Face's decoders.
+/// If the vocabulary has a token for each byte, every text can be encoded, even if it is not UTF-8,
+/// and decode() returns the same bytes. There are exceptions: nfc changes the text; in
+/// SentencePiece's form U+2581 becomes a space, and a space before a text or after a special token
+/// may be lost or added, as in Hugging Face's decoders.
 class BPE {
  public:
-  /// Throws Exit::data, beginning with `where`, for a definition that contradicts itself.
+  /// Throws Exit::data for a definition that contradicts itself; `where` begins the message.
   BPE(BPEDefinition definition, const std::string& where);
   ~BPE();
 
@@ -94,13 +99,15 @@ class BPE {
   /// Returns the number of ids, which are 0 to size() - 1.
   int64_t size() const { return static_cast<int64_t>(definition_.tokens.size()); }
 
-  /// Encodes text, and caches the ids of recent short pieces. For one thread.
+  /// Encodes text, and caches the ids of recent short pieces. Only one thread at a time may use an
+  /// encoder. `bpe` must outlive it.
   class Encoder {
    public:
     explicit Encoder(const BPE& bpe);
     ~Encoder();
-    /// Appends the ids of `text`; `begins`: nothing precedes it, so a space may be put before it.
-    /// Throws Exit::data where the vocabulary lacks a byte, or a special token is refused.
+    /// Appends the ids of `text`. `begins` is whether nothing precedes the text, so that
+    /// BPEDefinition::space_before may put a space before it. Throws Exit::data if the vocabulary
+    /// has no token for a byte, or if `special` is refuse and the text has a special token.
     void encode(std::string_view text, std::vector<int32_t>& out,
                 SpecialText special = SpecialText::token, bool begins = true);
 
@@ -116,34 +123,36 @@ class BPE {
     std::unique_ptr<Cache> cache_;
   };
 
-  /// Returns the bytes of ids; an id without a token becomes U+FFFD. `begins`: the ids are a
-  /// complete text, and the space that was put before it is left out.
+  /// Returns the bytes of ids; an id without a token becomes U+FFFD. If `begins` is true, the ids
+  /// are the beginning of a text, and the space that encoding put before it is removed.
   std::string decode(const std::vector<int64_t>& ids, bool begins = true) const;
   /// Returns whether text may be cut at a line break with no white space on either side, and its
-  /// parts encoded separately. That holds for the known patterns, and in SentencePiece's form if no
-  /// token contains a line break and another character. It does not hold if an added token that is
-  /// text (see SpecialToken) contains a line break and characters other than white space.
+  /// parts encoded separately, without changing the ids. This is the case for the known patterns,
+  /// and in SentencePiece's form if no token contains a line break and another character. It is not
+  /// the case if an added token that is text (see SpecialToken) contains a line break and
+  /// characters other than white space.
   bool ends_at_lines() const { return ends_at_lines_; }
   /// Returns the id of a token's bytes or of a special token's text, or -1.
   int32_t id_of(std::string_view token) const;
 
  private:
   struct Merges;
-  /// Returns the longest special token at text[at], or null; `text_only`: of those that are text.
+  /// Returns the longest special token at text[at], or null. If `text_only` is true, considers only
+  /// those that are text.
   const SpecialToken* special_at(std::string_view text, size_t at, bool text_only) const;
 
   BPEDefinition definition_;
   std::vector<Pretokenizer> pretokenizers_;
-  std::array<int32_t, 256> of_byte_{};  // -1: the vocabulary lacks the byte
+  std::array<int32_t, 256> of_byte_{};  // id of each byte; -1: the vocabulary lacks the byte
   bool of_characters_ = false;          // SentencePiece's form
   bool ends_at_spaces_ = false;         // no token has a space after another character
   bool ends_at_lines_ = false;
-  std::unordered_map<std::string_view, int32_t> ids_;
+  std::unordered_map<std::string_view, int32_t> ids_;  // by the token's bytes; no special tokens
   std::unique_ptr<Merges> merges_;
   std::array<bool, 256> starts_special_{};
   bool has_text_tokens_ = false;  // some special tokens are text
   std::unordered_map<std::string_view, const SpecialToken*> special_;  // by text
-  std::vector<size_t> special_sizes_;  // of their texts, each once, the largest first
+  std::vector<size_t> special_sizes_;  // the different sizes of their texts, largest first
 };
 
 /// Returns GPT-2's alphabet: the printable character, as UTF-8, that represents each byte in
@@ -152,8 +161,8 @@ class BPE {
 const std::array<std::string, 256>& byte_alphabet();
 /// Returns a byte in the form of SentencePiece's vocabularies, such as <0x0A>.
 std::string printed_byte(size_t byte);
-/// Returns a token as vocabularies print it: bytes in GPT-2's alphabet; in SentencePiece's form
-/// text, and bytes as printed_byte.
+/// Returns a token as vocabulary files have it: in GPT-2's alphabet, or in SentencePiece's form as
+/// text, with a byte token as in printed_byte().
 std::string printed_token(const BPEDefinition& definition, size_t id);
 
 /// Reads the texts of vocab.json and merges.txt, GPT-2's form. Throws Exit::data; the name of the
@@ -165,17 +174,18 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
 /// form, or a folder with one. As in transformers, the folder's tokenizer_config.json determines
 /// for some tokenizer classes, such as Llama's and Gemma's, whether prompts begin with a token. If
 /// the folder has vocab.json and no tokenizer.json, it also determines the pre-tokenizer and the
-/// added tokens. Throws Exit::data with what is wrong, or with the name of the field that this
-/// build does not support.
+/// added tokens. Throws Exit::data for a malformed file, and for a field that this build does not
+/// support; the message names the field.
 BPEDefinition read_bpe(const fs::path& path);
-/// Reads an added token in Hugging Face's form: content, id and flags. Throws Exit::data.
+/// Reads an added token in Hugging Face's form: content, id and flags. Throws Exit::data if it is
+/// malformed or has an unsupported flag; `where` begins the message.
 SpecialToken added_token(const Json& token, const std::string& where);
 /// Writes a definition durably as a tokenizer.json in Hugging Face's form.
 void write_bpe(const BPEDefinition& definition, const fs::path& file);
 
 /// Returns the definition as JSON in Hugging Face's form.
 Json bpe_to_json(const BPEDefinition& definition);
-/// Reads JSON in Hugging Face's form. Throws Exit::data; `where` begins the message.
+/// Reads JSON in Hugging Face's form. Throws the errors of read_bpe; `where` begins the message.
 BPEDefinition bpe_from_json(const Json& json, const std::string& where);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// Reading of a folder with a BPE tokenizer: which files it has, and what tokenizer_config.json
-// changes.
+// Reads a BPE tokenizer from a folder: decides which files to read, and applies
+// tokenizer_config.json.
 #include <algorithm>
 
 #include "core/io/text.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t most_bytes = uint64_t{256} << 20;  // largest size of a file
 
-/// Returns a file of the folder as a JSON object; an empty object where there is none.
+/// Returns a file of the folder as a JSON object; an empty object if there is no such file.
 Json object_in(const fs::path& folder, const char* name) {
   const fs::path file = folder / name;
   if (!fs::exists(file)) return Json::object();
@@ -20,7 +20,7 @@ Json object_in(const fs::path& folder, const char* name) {
   return json;
 }
 
-/// Returns the class of a tokenizer_config.json without "Fast", or "".
+/// Returns the tokenizer's class in tokenizer_config.json without "Fast"; "" if it names none.
 std::string class_of(const Json& config, const std::string& where) {
   if (!config.contains("tokenizer_class") || config["tokenizer_class"].is_null()) return "";
   auto name = json_get<std::string>(config, "tokenizer_class", where, Exit::data);
@@ -42,8 +42,8 @@ std::vector<SpecialToken> added_tokens_in(const fs::path& folder, const Json& co
     added.push_back(added_token(numbered, where));
   }
 
-  // Older folders have only added_tokens.json. Their other files name the added tokens that are not
-  // text.
+  // Older folders list added tokens in added_tokens.json only. Those of them that are special occur
+  // in the config or in special_tokens_map.json, too.
   const std::string listed = (folder / "added_tokens.json").string();
   const std::string names =
       json_text(config) + json_text(object_in(folder, "special_tokens_map.json"));
@@ -56,7 +56,8 @@ std::vector<SpecialToken> added_tokens_in(const fs::path& folder, const Json& co
   return added;
 }
 
-/// Applies add_bos_token where transformers does so, whatever the post-processor has.
+/// Applies add_bos_token for the classes for which transformers does so. It overrides the
+/// post-processor.
 void apply_add_bos(BPEDefinition& d, const Json& config, const std::string& where, bool is_slow) {
   const std::string name = class_of(config, where);
   const bool counts = (is_slow && name == "GPT2Tokenizer") || name == "LlamaTokenizer" ||
@@ -71,7 +72,7 @@ void apply_add_bos(BPEDefinition& d, const Json& config, const std::string& wher
   }
 }
 
-/// Reads vocab.json and merges.txt, and what the slow tokenizers of transformers keep beside them.
+/// Reads vocab.json, merges.txt, and the other files of the slow tokenizers of transformers.
 BPEDefinition read_slow(const fs::path& folder, const Json& config, const std::string& where) {
   const fs::path vocab = folder / "vocab.json", merges = folder / "merges.txt";
   if (!fs::exists(vocab) || !fs::exists(merges))

@@ -1,4 +1,4 @@
-// Reading of BPE tokenizers: GPT-2's vocab.json and merges.txt, and Hugging Face's tokenizer.json.
+// Reads BPE tokenizers: GPT-2's vocab.json and merges.txt, and Hugging Face's tokenizer.json.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -10,7 +10,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the bytes that a printed token represents; nullopt if it has any other character.
+/// Returns the bytes of a token in GPT-2's alphabet; nullopt if it has any other character.
 std::optional<std::string> bytes_of(std::string_view token) {
   static const std::map<std::string, char, std::less<>> of = [] {
     std::map<std::string, char, std::less<>> made;
@@ -65,7 +65,7 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
 
   for (const Json& part : parts_of(json, "pretokenizers", where)) {
     const std::string type = type_of(part, where);
-    // Patterns match text, and ByteLevel replaces text by its alphabet.
+    // A later pattern would have to match GPT-2's alphabet, to which ByteLevel converts the text.
     if (bytes) unknown(where, "a pre-tokenizer after ByteLevel");
     if (type == "ByteLevel") {
       bytes = true;
@@ -77,7 +77,7 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
     } else if (type == "Split") {
       const auto behavior = json_get<std::string>(part, "behavior", where, Exit::data);
       const bool invert = flag(part, "invert", false, where);
-      // Both make each match a piece.
+      // Both of these make each match a piece.
       if (!(behavior == "Isolated" && !invert) && !(behavior == "Removed" && invert))
         unknown(where, "the pre-tokenizer's Split with " + behavior + (invert ? ", inverted" : ""));
       const auto pattern = json_get<Json>(part, "pattern", where, Exit::data);
@@ -91,11 +91,12 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
     }
   }
   if (!bytes) unknown(where, "a pre-tokenizer without ByteLevel");
-  // Without a pattern the complete text is one piece.
+  // Without a pattern, the complete text is one piece.
   if (d.patterns.empty()) d.patterns.emplace_back("[\\s\\S]+");
 }
 
-/// Reads SentencePiece's form: spaces are marked, and one may be put before a text.
+/// Reads the normalizer and the pre-tokenizer of SentencePiece's form. They replace spaces by
+/// U+2581, and may put a space before a text.
 void read_marking(const Json& json, BPEDefinition& d, const std::string& where) {
   d.patterns.clear();
   bool marked = false;
@@ -120,7 +121,8 @@ void read_marking(const Json& json, BPEDefinition& d, const std::string& where) 
     }
   }
 
-  // Gemma splits at spaces, of which the normalizer has left none.
+  // Gemma's pre-tokenizer splits at spaces. It has no effect, since the normalizer replaces them
+  // all.
   const auto splits_at_spaces = [&](const Json& part) {
     return type_of(part, where) == "Split" &&
            part.value("pattern", Json()) == Json{{"String", " "}};
@@ -149,7 +151,8 @@ void read_marking(const Json& json, BPEDefinition& d, const std::string& where) 
   if (!marked) unknown(where, "byte_fallback without spaces that become U+2581");
 }
 
-/// Reads a token of SentencePiece's vocabulary. Returns its bytes; <0x0A> is a single byte.
+/// Returns the bytes of a token of SentencePiece's vocabulary. For a byte token, such as <0x0A>,
+/// these are one byte, and d.byte_tokens is set.
 std::string read_text_token(const std::string& token, int32_t id, BPEDefinition& d,
                             const std::string& where) {
   if (token.size() == 6 && token.starts_with("<0x")) {
@@ -165,14 +168,14 @@ std::string read_text_token(const std::string& token, int32_t id, BPEDefinition&
   return replace_all(token, space_mark, " ");
 }
 
-/// Fills d.tokens from {"token": id}, special tokens unchanged, and returns the ids by printed
-/// token. In SentencePiece's form d.byte_tokens has 256 elements.
+/// Fills d.tokens from a vocabulary {"token": id} and d.special. Returns the ids by the tokens'
+/// texts in `vocab`. For SentencePiece's form, d.byte_tokens must have 256 elements, which are set.
 std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition& d,
                                                const std::string& where) {
   if (!vocab.is_object())
     fail(Exit::data, where, ": the vocabulary must be an object of tokens and their ids");
 
-  // Gemma's files repeat runs of spaces, which merges make, among the added tokens.
+  // Gemma's files list runs of spaces as added tokens, although merges make the same tokens.
   if (!d.byte_tokens.empty()) {
     std::erase_if(d.special, [&](const SpecialToken& s) {
       return !s.special && vocab.contains(s.text) && replace_all(s.text, space_mark, "").empty();
@@ -191,7 +194,7 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
     largest = std::max(largest, id.get<int64_t>());
   }
 
-  // Some vocabularies have gaps, but a single huge id would take gigabytes.
+  // Some vocabularies have gaps, but the memory for a single huge id would take gigabytes.
   const int64_t most = 4 * static_cast<int64_t>(ids.size() + d.special.size()) + 100'000;
   if (largest > most)
     fail(Exit::data, where, ": there are ", ids.size() + d.special.size(),
@@ -204,7 +207,7 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
 
   for (const auto& [token, id] : ids) {
     std::string& place = d.tokens[static_cast<size_t>(id)];
-    // The text of a special token is not printed in an alphabet.
+    // The text of a special token is not in GPT-2's alphabet.
     if (is_special[static_cast<size_t>(id)] && place == token) continue;
     const auto bytes =
         d.byte_tokens.empty() ? bytes_of(token) : read_text_token(token, id, d, where);
@@ -217,7 +220,7 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
     place = *bytes;
   }
 
-  // Gemma 1 and 2 have the token of a tab instead of that of its byte.
+  // Gemma 1 and 2 have a token for the tab character instead of <0x09>.
   for (size_t byte = 0; byte < std::min<size_t>(d.byte_tokens.size(), 128); ++byte) {
     const auto found = ids.find(std::string(1, static_cast<char>(byte)));
     if (d.byte_tokens[byte] < 0 && found != ids.end()) d.byte_tokens[byte] = found->second;
@@ -291,8 +294,8 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
 
 namespace {
 
-/// Reads the token that a post-processor puts before a text. Everything else that post-processors
-/// do concerns pairs, offsets, or the end of the text.
+/// Reads the token that a post-processor puts before a text. Ignores everything else, which
+/// concerns pairs, offsets, or the end of the text.
 void read_post_processor(const Json& json, BPEDefinition& d, const std::string& where) {
   for (const Json& part : parts_of(json, "processors", where)) {
     if (type_of(part, where) != "TemplateProcessing") continue;
@@ -346,7 +349,7 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   if (!is_absent(json, "added_tokens")) {
     for (const Json& token : json_get<std::vector<Json>>(json, "added_tokens", where, Exit::data)) {
       d.special.push_back(added_token(token, where));
-      // Special tokens are found before spaces are marked.
+      // Added tokens are found before spaces are replaced by U+2581.
       if (!d.byte_tokens.empty() && flag(token, "normalized", false, where))
         unknown(where,
                 "the added token \"" + d.special.back().text + "\", found in normalized text,");

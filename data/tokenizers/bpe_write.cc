@@ -1,4 +1,4 @@
-// Writing of BPE tokenizers, as Hugging Face's tokenizer.json.
+// Writes BPE tokenizers in the form of Hugging Face's tokenizer.json.
 #include <array>
 #include <unordered_map>
 #include <utility>
@@ -40,7 +40,8 @@ std::string printed_byte(size_t byte) { return format("<0x%02zX>", byte); }
 
 namespace {
 
-/// Returns a post-processor that puts the token d.begin before a text, and before both of a pair.
+/// Returns a post-processor that puts the token d.begin before a text, and before each text of a
+/// pair.
 Json post_processor(const BPEDefinition& d) {
   if (d.begin < 0) return nullptr;
   const std::string& text = d.tokens[static_cast<size_t>(d.begin)];
@@ -56,15 +57,15 @@ Json post_processor(const BPEDefinition& d) {
           {"special_tokens", of_text}};
 }
 
-/// Returns a token as a tokenizer.json has it. In SentencePiece's form a byte that takes part in
-/// merges is a character, such as Gemma's tab, and not the byte's token.
+/// Returns a token as a tokenizer.json has it. In SentencePiece's form, a single byte that takes
+/// part in merges is written as a character, such as Gemma's tab, and not as <0x09>.
 std::string listed_token(const BPEDefinition& d, size_t id, const std::vector<bool>& is_merged) {
   const bool is_character =
       !d.byte_tokens.empty() && is_merged[id] && d.tokens[id].size() == 1 && d.tokens[id] != " ";
   return is_character ? d.tokens[id] : printed_token(d, id);
 }
 
-/// The vocabulary of a tokenizer.json: the id of each token, by its printed form.
+/// Returns the vocabulary of a tokenizer.json: the id of each token.
 Json vocab_of(const BPEDefinition& d, const std::vector<bool>& is_merged) {
   std::vector<bool> is_special(d.tokens.size());
   for (const auto& s : d.special) is_special[static_cast<size_t>(s.id)] = true;
@@ -77,7 +78,7 @@ Json vocab_of(const BPEDefinition& d, const std::vector<bool>& is_merged) {
     const std::string& token = d.tokens[id];
     if (token.empty()) continue;
     const std::string key = is_special[id] ? token : listed_token(d, id, is_merged);
-    // Two ids may have the same text; the later one remains.
+    // If two ids have the same text, keep the later one.
     if (const auto [place, is_new] = places.emplace(key, entries.size()); is_new)
       entries.emplace_back(key, id);
     else
@@ -105,7 +106,7 @@ struct TextSteps {
   Json normalizer, pre_tokenizer, decoder;
 };
 
-/// The steps of a tokenizer of bytes, in GPT-2's alphabet.
+/// Returns the steps of a byte-level tokenizer in GPT-2's alphabet.
 TextSteps steps_of_bytes(const BPEDefinition& d) {
   // The patterns are written out here, so ByteLevel only converts to the alphabet.
   const Json bytes{{"type", "ByteLevel"},
@@ -126,12 +127,13 @@ TextSteps steps_of_bytes(const BPEDefinition& d) {
           .decoder = bytes};
 }
 
-/// The steps of a tokenizer of characters in SentencePiece's form, with tokens for single bytes.
+/// Returns the steps of a tokenizer in SentencePiece's form.
 TextSteps steps_of_characters(const BPEDefinition& d) {
   TextSteps steps{.normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr),
                   .pre_tokenizer = nullptr,
                   .decoder = nullptr};
-  // A normalizer can put a space before each part or none; other rules need Metaspace.
+  // A normalizer can put a space before each part or none; other rules need the pre-tokenizer
+  // Metaspace.
   const SpaceBefore rule = d.space_before;
   const bool in_normalizer =
       rule == SpaceBefore::each || (rule == SpaceBefore::none && d.patterns.empty());

@@ -6,7 +6,7 @@
 namespace lathe {
 namespace {
 
-/// A conversation that a template is tried on.
+/// A conversation with which a template is tested.
 struct ChatProbe {
   std::vector<ChatMessage> messages;
   bool asks;  ///< add_generation_prompt: the beginning of an answer follows

@@ -1,5 +1,5 @@
-// The formats in which chat models write conversations, and templates that write them. No LibTorch
-// header.
+// Recognizes the format of conversations that a tokenizer's chat template writes: ChatML or Llama
+// 3's. No LibTorch header.
 #pragma once
 
 #include <optional>
@@ -18,22 +18,23 @@ struct ChatMessage {
 ///   ChatML:  <|im_start|>ROLE\nTEXT<|im_end|>\n                          (Qwen, SmolLM)
 ///   Llama 3: <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>
 struct ChatFormat {
-  bool llama3 = false;                  ///< else ChatML
-  bool begins = false;                  ///< begins with the token that begins texts
-  bool trims = false;                   ///< texts lose white space at both ends
+  bool llama3 = false;  ///< Llama 3's format; else ChatML
+  bool begins = false;  ///< whether a conversation begins with the token that begins texts
+  bool trims = false;   ///< whether white space at both ends of a message is removed
   std::optional<std::string> system{};  ///< the system message of conversations without one
-  bool any_role = true;                 ///< roles other than system, user and assistant are alike
+  bool any_role = true;  ///< whether roles besides system, user and assistant are written alike
 };
 
-/// Templates that write the two formats, in Jinja.
+/// Jinja templates that write the two formats.
 extern const char* const chatml_template;
 extern const char* const llama3_template;
 
-/// Returns the messages as the format writes them: with its system message, and trimmed.
+/// Returns the messages that the format writes: adds its system message, and trims the texts.
 std::vector<ChatMessage> written_messages(const ChatFormat& format,
                                           std::vector<ChatMessage> messages);
 /// Renders a few conversations with the chat template of `settings`, and returns the format of the
-/// results; nullopt if it is neither. `bos` is the token that begins texts, or "".
+/// results; nullopt if it is neither ChatML nor Llama 3's. `bos` is the token that begins texts, or
+/// "".
 std::optional<ChatFormat> format_of(const TokenizerSettings& settings, const std::string& bos);
 
 }  // namespace lathe

@@ -17,7 +17,7 @@ int64_t special(const BPE* bpe, const char* text) {
 ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
                            const std::string& what_to_do)
     : bpe_(tokenizer.bpe()) {
-  // A conversation is one text to the tokenizer: every part follows a special token.
+  // Each part of a conversation follows a special token, so none is the first part of a text.
   if (bpe_ != nullptr) spaced_ = bpe_->definition().space_before != SpaceBefore::first_without;
   const TokenizerSettings& settings = tokenizer.settings();
   const bool has_template = !settings.chat_template.empty();
@@ -31,7 +31,7 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
     if (!found) {
       fail(Exit::usage, where,
            ": the tokenizer's chat template writes neither ChatML nor Llama 3's format, and this "
-           "build follows no other; ",
+           "build supports no other format; ",
            what_to_do);
     }
     format_ = *found;
@@ -67,8 +67,8 @@ void ChatTemplate::check_roles(const std::vector<ChatMessage>& messages,
     if (format_.any_role || m.role == "user" || m.role == "assistant" || m.role == "system")
       continue;
     fail(Exit::data, where, " has a message of the role \"", printable_line(m.role),
-         "\", which the tokenizer's chat template writes in a form of its own; this build writes "
-         "system, user and assistant");
+         "\", which the tokenizer's chat template treats in a way of its own; this build supports "
+         "only system, user and assistant");
   }
 }
 
@@ -107,7 +107,8 @@ void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::
     const ChatMessage& m = written[i];
     const bool learned = m.role == "assistant" && i >= prompt;
     const size_t message = ids.size();
-    // An answer is encoded apart from its role, as after the prompt that encode_prompt() makes.
+    // Encode an answer separately from its role, as in generation, where it follows the prompt of
+    // encode_prompt().
     begin(encoder, ids, {m.role, learned ? "" : m.text});
     mark_tokens(ids, message);
     if (learned) encoder.encode(m.text, ids, SpecialText::text, /*begins=*/false);

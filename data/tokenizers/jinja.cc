@@ -15,7 +15,7 @@ struct JinjaPart {
 
 constexpr const char* jinja_spaces = " \t\r\n\f\v";
 
-/// Returns where a tag's closing mark is, outside of strings.
+/// Returns the position of a tag's closing `mark`, which is outside of strings.
 size_t tag_end(const std::string& text, size_t from, const std::string& mark) {
   char quote = 0;
   for (size_t i = from; i + 1 < text.size(); ++i) {
@@ -33,8 +33,9 @@ size_t tag_end(const std::string& text, size_t from, const std::string& mark) {
   throw JinjaError();
 }
 
-/// Removes white space at the end of the text before a tag: all of it, or, before a block, that of
-/// the tag's own line.
+/// Removes white space at the end of `before`, the text before the tag at source[tag]. If `all` is
+/// true, removes all of it. Otherwise, if the tag is a `block` and first in its line, removes only
+/// the white space of that line (lstrip_blocks).
 void strip_before(std::string& before, const std::string& source, size_t tag, bool all,
                   bool block) {
   if (all) {
@@ -71,7 +72,8 @@ std::vector<JinjaPart> split_template(std::string source) {
     if (has_mark) ++begin;
     if (!before.empty()) parts.push_back({JinjaPart::Kind::text, before});
 
-    // A closing mark with '-' removes the white space after it, and a block the line's end.
+    // A closing mark with '-' removes all white space after it. Otherwise a block removes a line
+    // break directly after it (trim_blocks).
     const bool strips_after = close > begin && source[close - 1] == '-';
     const std::string body = source.substr(begin, close - begin - (strips_after ? 1 : 0));
     if (kind == '{') parts.push_back({JinjaPart::Kind::output, body});
@@ -106,7 +108,8 @@ class JinjaRun {
   }
 
  private:
-  /// Returns the index of the first of `names` at this depth, from part `at` on.
+  /// Returns the index of the first statement, from part `at` on, that begins with one of `names`
+  /// and is not inside of another block.
   size_t find(size_t at, const std::vector<std::string>& names) {
     for (int depth = 0; at < parts_.size(); ++at) {
       scope_.spend();
@@ -143,13 +146,13 @@ class JinjaRun {
     return JinjaParser(part.body);
   }
 
-  /// Runs the statement at `at`; returns its last part.
+  /// Runs the statement at part `at`; returns the index of its last part.
   size_t statement(size_t at) {
     const std::string& word = words_[at];
     if (word == "set") return set(at), at;
     if (word == "for") return loop(at);
     if (word == "if") return branch(at);
-    // These tags mark text that is learned, and do not change it.
+    // These tags enclose text that counts toward the loss in training. They do not change it.
     if (word == "generation" || word == "endgeneration") return at;
     throw JinjaError();
   }
@@ -214,7 +217,7 @@ class JinjaRun {
   }
 
   std::vector<JinjaPart> parts_;
-  std::vector<std::string> words_;  // the first of each statement
+  std::vector<std::string> words_;  // for each part, the first word if it is a statement
   JinjaScope scope_;
   std::string out_;
   int depth_ = 0;

@@ -1,4 +1,4 @@
-// The part of Jinja that chat templates use. No LibTorch header.
+// Renders Jinja templates, as far as chat templates use Jinja. No LibTorch header.
 //
 // chat_format.cc renders a few conversations with a template to find out whether it writes ChatML
 // or Llama 3's format. Macros, imports and most filters are not supported. Templates that use them
@@ -12,8 +12,9 @@
 
 namespace lathe {
 
-/// Renders a template as transformers does: with trim_blocks and lstrip_blocks. Returns nullopt
-/// where it is malformed, raises an exception, uses an unsupported feature, or takes too long.
+/// Renders the template `text` as transformers does: with trim_blocks and lstrip_blocks. Returns
+/// nullopt if the template is malformed, raises an exception, uses an unsupported feature, or takes
+/// too long.
 std::optional<std::string> render_jinja(const std::string& text, const Json& variables);
 
 }  // namespace lathe

@@ -7,7 +7,7 @@ namespace lathe {
 
 namespace {
 
-/// Returns a value that an operation copies.
+/// Returns `value`, after counting it as a copy in `scope`.
 Json counted(Json value, JinjaScope& scope) {
   scope.spend_copy(value);
   return value;
@@ -30,7 +30,7 @@ void JinjaScope::set_member(const std::string& name, const std::string& member, 
   for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
     const auto found = level->find(name);
     if (found == level->end()) continue;
-    // Nested structures are refused: each statement could double their size.
+    // Refuse nested structures, since each statement could double their size.
     if (!found->second.is_object() || value.is_structured()) throw JinjaError();
     spend_copy(value);
     found->second[member] = std::move(value);
@@ -87,7 +87,7 @@ JinjaParser::JinjaParser(const std::string& text) {
     }
   }
 
-  // The recursion depth of an evaluation grows with the length of the expression.
+  // The recursion depth of an evaluation grows with the length of the expression, so limit it.
   if (tokens_.size() > 1000) throw JinjaError();
 }
 
@@ -130,8 +130,9 @@ JinjaExpression JinjaParser::expression() {
   return made;
 }
 
-/// Parses `or`, `and`, and the levels of arithmetic, from the weakest operator on. The second
-/// operand of `or` and `and` is evaluated only if the first one does not decide the result.
+/// Parses the binary operators of a level and of all levels that bind more tightly. Level 0 is
+/// `or`, which binds least. The second operand of `or` and `and` is evaluated only if the first one
+/// does not decide the result.
 JinjaExpression JinjaParser::binary(size_t level) {
   static const std::vector<std::vector<std::string>> marks{
       {"or"}, {"and"}, {"+", "-"}, {"~"}, {"*", "%"}};
@@ -189,7 +190,7 @@ JinjaExpression JinjaParser::comparison() {
     for (const auto& [mark, operand] : others) {
       s.spend();
       Json right = operand(s);
-      // The time of a search can be the product of both sizes.
+      // The time of a search can grow with the product of both sizes.
       if (mark.ends_with("in")) s.spend(jinja::bytes(left) * jinja::bytes(right) / 4096);
       result = jinja::operation(mark, left, right);
       if (!jinja::truth(result)) break;
@@ -206,7 +207,7 @@ JinjaExpression JinjaParser::kind_test(const JinjaExpression& x) {
       [x, name, negated](JinjaScope& s) -> Json { return jinja::is_kind(x(s), name) != negated; };
 }
 
-/// Parses filters and tests, which bind more tightly than all operators but the sign.
+/// Parses filters and tests, which bind more tightly than all operators except the sign.
 JinjaExpression JinjaParser::filtered() {
   const bool is_negative = take("-");
   JinjaExpression made = postfix();

@@ -1,4 +1,4 @@
-// Expressions of Jinja. Private to jinja.cc.
+// Parses and evaluates the expressions of Jinja. For use in jinja.cc only.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@ namespace lathe {
 /// Variables by name, in nested scopes, and a limit on the work and memory of a template.
 class JinjaScope {
  public:
-  /// Opens a scope within the others.
+  /// Opens a scope within the innermost one.
   void push() { levels_.emplace_back(); }
   /// Closes the innermost scope.
   void pop() { levels_.pop_back(); }
@@ -39,7 +39,7 @@ class JinjaScope {
   size_t spent_ = 0;
 };
 
-/// An expression that was parsed. It is evaluated only where it is needed.
+/// A parsed expression, as a function that evaluates it.
 using JinjaExpression = std::function<Json(JinjaScope&)>;
 
 /// Parses the text of a tag. Throws JinjaError if the text is malformed or not supported.

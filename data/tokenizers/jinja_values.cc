@@ -12,7 +12,8 @@ std::string string_of(const Json& value) {
   return value.get<std::string>();
 }
 
-/// Joins two texts. A template must not double a text until memory is full.
+/// Joins two texts. Throws JinjaError if the result is too long, so that a template can't fill the
+/// memory by doubling a text.
 std::string joined(const std::string& a, const std::string& b) {
   if (a.size() + b.size() > longest_text) throw JinjaError();
   return a + b;

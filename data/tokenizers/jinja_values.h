@@ -1,5 +1,5 @@
-// Values of Jinja's expressions: JSON, and a discarded value for undefined ones. Private to
-// data/tokenizers.
+// Operations on the values of Jinja's expressions. A value is JSON; an undefined one is a discarded
+// JSON value. For use in data/tokenizers only.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,17 @@
 
 namespace lathe {
 
-/// A template that can't be rendered.
+/// Thrown if a template can't be rendered.
 struct JinjaError : std::exception {};
 
 namespace jinja {
 
-/// The largest size of a text in bytes. Templates are tried on short messages.
+/// The largest size of a text in bytes. It suffices because templates are tested with short
+/// messages.
 constexpr size_t longest_text = size_t{1} << 16;
 
-/// Returns the bytes of a value's texts, with an allowance for each member or element.
+/// Returns the size of a value: the bytes of its texts, and an allowance for each member or
+/// element.
 size_t bytes(const Json& x);
 /// Returns the undefined value.
 inline Json undefined() { return Json(Json::value_t::discarded); }
@@ -39,7 +41,7 @@ Json operation(const std::string& mark, const Json& a, const Json& b);
 Json method(const Json& x, const std::string& name, const std::vector<Json>& given);
 /// Returns the result of a filter.
 Json filter(const std::string& name, const Json& x, const std::vector<Json>& given);
-/// Returns the result of a test, as `x is defined`.
+/// Returns the result of a test, such as `x is defined`.
 bool is_kind(const Json& x, const std::string& name);
 
 }  // namespace jinja

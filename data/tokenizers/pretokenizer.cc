@@ -24,12 +24,12 @@ constexpr const char* later_letters =
 constexpr const char* later_numbers =
     R"(\x{10D40}-\x{10D49}\x{116D0}-\x{116E3}\x{11BF0}-\x{11BF9}\x{11F50}-\x{11F59}\x{16130}-\x{16139})"
     R"(\x{16D70}-\x{16D79}\x{1CCF0}-\x{1CCF9}\x{1D2C0}-\x{1D2D3}\x{1E4F0}-\x{1E4F9}\x{1E5F1}-\x{1E5FA})";
-// White_Space; PCRE2's own \s also has U+180E.
+// Unicode's White_Space. PCRE2's own \s also matches U+180E.
 constexpr const char* white_space =
     R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 
-/// Returns the pattern with its classes written out. ASCII members come first, since PCRE2 tests
-/// them with a table.
+/// Returns the pattern with \p{L}, \p{N}, \s and \S written as classes of Unicode 16. ASCII members
+/// come first, since PCRE2 tests them with a table.
 std::string expand(const std::string& pattern) {
   if (!literal_text(pattern).empty()) return pattern;
   std::string out;
@@ -73,7 +73,7 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(text);
 }
 
-constexpr size_t window = size_t{1} << 20;  // bytes of a long text that are matched together
+constexpr size_t window = size_t{1} << 20;  // how many bytes of a long text PCRE2 gets in one call
 
 pcre2_code* code_of(const std::shared_ptr<void>& code) {
   return static_cast<pcre2_code*>(code.get());
@@ -107,9 +107,9 @@ std::string differing_syntax(const std::string& pattern) {
     } else if (rest[0] == ']') {
       in_class = false;
     } else if (rest.starts_with("&&")) {
-      return "&& in a class";
+      return "&& in a character class";
     } else if (rest[0] == '[' && !rest.starts_with("[:")) {
-      return "[ in a class";
+      return "[ in a character class";
     }
   }
   return "";
@@ -121,7 +121,8 @@ Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where)
   const std::string expanded = expand(pattern);
   int code = 0;
   PCRE2_SIZE at = 0;
-  // \C would match a byte within a character. Without PCRE2's UTF check no match may end there.
+  // Refuse \C, which matches a single byte: matching skips PCRE2's UTF check, so no match may end
+  // within a character.
   constexpr uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
   pcre2_code* compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()),
                                        expanded.size(), options, &code, &at, nullptr);
@@ -200,9 +201,9 @@ std::string_view Pretokenizer::Cursor::next() {
     }
   }
 
-  // The subject has no bytes that are not UTF-8, so a lookahead ends where such bytes begin. For a
-  // long text, the subject is a window. The window grows if a match ends so close to its end that
-  // more text might change the match.
+  // The subject ends at the first byte that is not UTF-8, and a lookahead treats this as the end of
+  // the text. For a long text, the subject is a window, which grows if a match ends so close to its
+  // end that more text might change the match.
   const PCRE2_SIZE* place = pcre2_get_ovector_pointer(data_->match);
   for (size_t more = 2 * window;; more *= 2) {
     const int found = pcre2_match(

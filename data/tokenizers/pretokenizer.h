@@ -1,5 +1,5 @@
-// The pre-tokenizer of byte-level BPE: a regular expression that matches the pieces within which
-// merges stay.
+// The pre-tokenizer of byte-level BPE: a regular expression that splits a text into pieces. A token
+// never extends over two pieces.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@ namespace lathe {
 inline constexpr const char* gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-/// The pieces into which Hugging Face's Metaspace splits text, in SentencePiece's form.
+/// The pattern that splits text into the pieces of Hugging Face's Metaspace, in SentencePiece's
+/// form.
 inline constexpr const char* metaspace_pattern = R"(\x20[^\x20]*|[^\x20]+)";
 
 /// The patterns of Llama 3's and Qwen 2's tokenizers.
@@ -26,31 +27,32 @@ inline constexpr const char* qwen2_pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+)"
     R"(|\s+(?!\S)|\s+)";
 
-/// Returns a pattern that matches this text alone: \Q, the text and \E. Throws Exit::data,
-/// beginning with `where`, for a text with \E.
+/// Returns a pattern that matches only this text: \Q, the text and \E. Throws Exit::data for a text
+/// with \E; `where` begins the message.
 std::string literal_pattern(const std::string& text, const std::string& where);
 /// Returns the text of a literal_pattern(), or "" for any other pattern.
 std::string literal_text(const std::string& pattern);
-/// Returns the first part of a pattern that PCRE2 accepts and that means something else to
-/// Oniguruma, the engine of Hugging Face's tokenizers: && and [ within a class, \h and \H. "":
-/// there is none.
+/// Returns the first part of a pattern that PCRE2 accepts and that has another meaning in
+/// Oniguruma, the engine of Hugging Face's tokenizers: && and [ within a class, \h, \H and \Q.
+/// Returns "" if there is none, or for a literal_pattern().
 std::string differing_syntax(const std::string& pattern);
 
 /// A compiled pattern, immutable and shared between threads. Letters (\p{L}), numbers (\p{N}) and
-/// white space (\s, \S) are those of Unicode 16, independent of the version that PCRE2 has.
+/// white space (\s, \S) are those of Unicode 16, whichever version of Unicode PCRE2 has.
 class Pretokenizer {
  public:
-  /// Throws Exit::data, beginning with `where`, for a pattern that PCRE2 can't read.
+  /// Throws Exit::data for a pattern that PCRE2 can't read; `where` begins the message.
   Pretokenizer(const std::string& pattern, const std::string& where);
 
-  /// Reads the pieces of a text in order. A cursor is for one thread.
+  /// Reads the pieces of a text in order. Only one thread at a time may use a cursor. The
+  /// pre-tokenizer and the text must outlive it.
   class Cursor {
    public:
     explicit Cursor(const Pretokenizer& pretokenizer, std::string_view text = {});
     /// Begins another text and keeps the memory for matching.
     void begin(std::string_view text);
     /// Returns the next piece; empty at the end. Text that the pattern does not match is a piece,
-    /// too, and so is each run of bytes that is not UTF-8: together the pieces are the text.
+    /// too, and so is each run of bytes that is not UTF-8. All pieces together are the text.
     std::string_view next();
 
    private:
@@ -59,11 +61,11 @@ class Pretokenizer {
       void operator()(MatchData* data) const;
     };
     /// Returns the end of a piece from `begin` that is a word of ASCII letters, with or without a
-    /// space before it, followed by another ASCII character or nothing; 0 where the pattern must
-    /// decide.
+    /// space before it, followed by another ASCII character or nothing. Returns 0 if there is no
+    /// such piece, so that PCRE2 must match the pattern.
     size_t end_of_word(size_t begin) const;
-    /// Sets valid_end_ to the end of the UTF-8 that begins at `begin`. It reads `most` bytes and
-    /// one character.
+    /// Sets valid_end_ to the end of the valid UTF-8 that begins at `begin`. Reads at most `most`
+    /// bytes and one more character.
     void find_valid(size_t begin, size_t most);
 
     const Pretokenizer& pretokenizer_;
@@ -76,7 +78,7 @@ class Pretokenizer {
 
  private:
   std::shared_ptr<void> code_;
-  // Whether the pattern takes all words that Cursor::end_of_word finds.
+  // Whether each word that Cursor::end_of_word finds is a piece by this pattern.
   bool finds_words_;
 };
 

@@ -1,5 +1,5 @@
-// Settings of a model's folder that accompany the definition of its tokenizer: the chat template,
-// the names of special tokens, and how to generate. No LibTorch header.
+// Reads and writes the settings of a model's folder that accompany the definition of its tokenizer:
+// the chat template, the names of special tokens, and generation_config.json. No LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -14,41 +14,44 @@ namespace lathe {
 /// Settings that are kept unchanged and written to exports. They do not change token ids.
 struct TokenizerSettings {
   std::string chat_template{};      ///< Jinja; empty: none
-  std::string templates{};          ///< JSON: the list of named templates; empty: one or none
-  bool from_template_file = false;  ///< the template was read from chat_template.jinja
-  bool has_special_tokens = false;  ///< the next three are known; an empty one is not in use
+  std::string templates{};          ///< JSON: the list of named templates; empty: there is no list
+  bool from_template_file = false;  ///< whether the template was read from chat_template.jinja
+  bool has_special_tokens = false;  ///< whether the next three are known; an empty one is not used
   std::string bos_token{}, eos_token{}, pad_token{};
   /// JSON: an object with the other special tokens of tokenizer_config.json, such as unk_token and
   /// additional_special_tokens; empty: none.
   std::string other_tokens{};
   std::string generation_config{};        ///< text of generation_config.json; empty: none
-  std::vector<int64_t> config_end_ids{};  ///< eos_token_id of config.json where that is a list
+  std::vector<int64_t> config_end_ids{};  ///< eos_token_id of config.json if it is a list
   /// The ids that end a text, from generation_config.json and config.json together.
   std::vector<int64_t> end_ids{};
 
   /// Adds the id to the end ids (eos_token_id) of config.json and of generation_config.json. A file
-  /// that names none stays unchanged.
+  /// that names no end ids stays unchanged.
   void add_end_id(int64_t id);
-  /// Takes what is missing here from `other`.
+  /// Copies the settings that are missing here from `other`.
   void fill_from(const TokenizerSettings& other);
   bool operator==(const TokenizerSettings&) const = default;
 };
 
-/// Returns the text of a special token of a tokenizer_config.json, which may be in an object; ""
-/// where there is none. Throws Exit::data, beginning with `where`.
+/// Returns the text of the special token `key` in a tokenizer_config.json; "" if it is missing. The
+/// value may be a text or an object with "content"; otherwise throws Exit::data, and `where` begins
+/// the message.
 std::string token_name(const Json& config, const char* key, const std::string& where);
 /// Reads tokenizer_config.json, special_tokens_map.json, chat_template.jinja,
 /// generation_config.json and config.json of a folder, each of which may be missing. Throws
-/// Exit::data with the file and what is wrong.
+/// Exit::data for a malformed file; the message names it.
 TokenizerSettings read_settings(const fs::path& folder);
-/// Adds what is set to the object `json`, from which settings_from_json reads it.
+/// Adds the settings that are not empty to the object `json`.
 void add_settings(Json& json, const TokenizerSettings& settings);
-/// Reads what add_settings wrote. Throws Exit::data, beginning with `where`.
+/// Returns the settings that add_settings has added to `json`. Throws Exit::data if they are
+/// malformed; `where` begins the message.
 TokenizerSettings settings_from_json(const Json& json, const std::string& where);
 
 /// Writes generation_config.json, and chat_template.jinja if the template was read from one,
 /// durably into a folder. Adds any other template and `other_tokens` to `config`, the contents of
-/// the folder's tokenizer_config.json. The caller adds the other names and ids.
+/// the folder's tokenizer_config.json. The caller must add bos_token, eos_token, pad_token and
+/// config_end_ids to their files.
 void write_settings(const TokenizerSettings& settings, const fs::path& folder, Json& config);
 
 }  // namespace lathe

@@ -31,7 +31,7 @@ Tokenizer Tokenizer::characters(std::string_view text) {
                  [&](std::string_view c) {
                    if (!found.contains(c)) found.emplace(c);
                  });
-  // Bytes of UTF-8 sort as code points do.
+  // Strings of UTF-8 compare as their code points do, so the set is sorted by code point.
   return from("char", {found.begin(), found.end()});
 }
 
@@ -51,10 +51,9 @@ Tokenizer Tokenizer::from(const std::string& kind, const std::vector<std::string
 
 Tokenizer Tokenizer::bpe(const fs::path& path) {
   if (lower_extension(path) == ".gguf")
-    fail(
-        Exit::data, path.string(),
-        " is a GGUF file, and not a tokenizer; make a run of it with `lathe import`, and name that "
-        "run");
+    fail(Exit::data, path.string(),
+         " is a GGUF file, not a tokenizer; make a run of it with `lathe import`, and name that "
+         "run");
   Tokenizer t;
   t.kind_ = "bpe";
   t.bpe_ = std::make_shared<const BPE>(read_bpe(path), path.string());
@@ -95,7 +94,8 @@ int32_t Tokenizer::document_end() const {
   if (!bpe_) return -1;
   const TextMarks usual = boundary_tokens(bpe_->definition());
   if (usual.end >= 0) return usual.end;
-  // Chat models may name the end of a turn, which occurs within documents.
+  // The settings of a chat model may name the token that ends a turn, which occurs within
+  // documents.
   const int32_t end = marks().end;
   return end == usual.turn_end ? -1 : end;
 }
@@ -142,7 +142,7 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, Exit code) const {
     try {
       BPE::Encoder(*bpe_).encode(text, ids);
     } catch (const Error& e) {
-      // The encoder throws Exit::data; the caller chooses the code for its text.
+      // The encoder throws Exit::data, but the caller chooses the exit code.
       fail(code, e.what());
     }
     return {ids.begin(), ids.end()};

@@ -16,14 +16,14 @@
 namespace lathe {
 
 /// A tokenizer of one of three kinds. "byte": ids are the 256 byte values. "char": ids index the
-/// sorted Unicode code points of a text. "bpe": byte-pair encoding of bytes, or SentencePiece's
-/// form. Data folders and checkpoints contain the tokenizer's definition.
+/// sorted Unicode code points of a training text. "bpe": byte-pair encoding of bytes, or
+/// SentencePiece's form. Data folders and checkpoints contain the tokenizer's definition.
 class Tokenizer {
  public:
   /// Returns the tokenizer of 256 byte values.
   static Tokenizer byte();
-  /// Returns a tokenizer of the code points of UTF-8 `text`. Throws Exit::data for malformed UTF-8,
-  /// with the byte.
+  /// Returns a "char" tokenizer of the code points in `text`. Throws Exit::data with the position
+  /// of the first byte that is not UTF-8.
   static Tokenizer characters(std::string_view text);
   /// Returns a tokenizer of the kind "byte", or of the kind "char" with this vocabulary. Throws
   /// Exit::data for another kind or a repeated character.
@@ -31,16 +31,17 @@ class Tokenizer {
   /// Reads a BPE tokenizer from files (read_bpe), with the settings if `path` is a folder. Throws
   /// Exit::data if it can't be read. For a GGUF file the error recommends `lathe import`.
   static Tokenizer bpe(const fs::path& path);
-  /// Reads what add_to_json wrote into an object; the field `kind_key` is its kind. Throws
-  /// Exit::data, beginning with `where`.
+  /// Returns the tokenizer that add_to_json has written into an object; the field `kind_key` is its
+  /// kind. Throws Exit::data if it is malformed; `where` begins the message.
   static Tokenizer from_json(const Json& json, const char* kind_key, const std::string& where);
-  /// Writes all that from_json needs into the object `json`, with the kind in its field `kind_key`.
+  /// Writes the definition and the settings into the object `json`, with the kind in its field
+  /// `kind_key`.
   void add_to_json(Json& json, const char* kind_key) const;
 
   const std::string& kind() const { return kind_; }
   /// Returns the number of ids, which are 0 to size() - 1.
   int64_t size() const;
-  /// Returns the code point of each id for "char"; else empty.
+  /// Returns the character of each id, as UTF-8, for "char"; empty for other kinds.
   const std::vector<std::string>& vocabulary() const { return vocabulary_; }
   /// Returns the BPE; null for other kinds.
   const BPE* bpe() const { return bpe_.get(); }
@@ -70,7 +71,7 @@ class Tokenizer {
   std::vector<int64_t> encode(std::string_view text, Exit code = Exit::data) const;
   /// Returns the text of ids; an id without a character becomes U+FFFD.
   std::string decode(const std::vector<int64_t>& ids) const;
-  /// Returns the text that an id adds to the text before it.
+  /// Returns the text that an id appends to the text of the ids before it.
   std::string piece(int64_t id) const;
 
  private:

@@ -79,7 +79,8 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   if (json.contains("marked")) m.marked = json_get<bool>(json, "marked", where, Exit::data);
   m.pairs = json.contains("kind") &&
             json_get<std::string>(json, "kind", where, Exit::data) == "preferences";
-  if (m.pairs && !m.marked) fail(Exit::data, where, ": preferences must be marked");
+  if (m.pairs && !m.marked)
+    fail(Exit::data, where, ": preferences need tokens with marks (\"marked\": true)");
   // token_mark is bit 31, which uint16 does not have.
   if (m.marked && m.dtype != "uint32")
     fail(Exit::data, where, ": marked tokens must be uint32, not ", m.dtype);

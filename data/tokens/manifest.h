@@ -1,4 +1,4 @@
-// manifest.json of a folder with token shards.
+// Reads and writes manifest.json of a folder with token shards.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ struct ShardInfo {
 /// The contents of the manifest.json of token shards.
 struct DataManifest {
   Tokenizer tokenizer;
-  int64_t vocab_size = 0;
-  int64_t largest_id = 0;
-  std::string dtype = "uint16";
+  int64_t vocab_size = 0;        ///< every id is below it
+  int64_t largest_id = 0;        ///< largest id in both splits
+  std::string dtype = "uint16";  ///< type of the ids in the shards, "uint16" or "uint32"
   std::vector<ShardInfo> train, val;
   Json documents{};  ///< statistics of the preparation of documents; null for plain text
-  /// Instruction data: ids are uint32. Those of prompts, which the model reads but does not learn,
-  /// have the bit token_mark.
+  /// Instruction and preference data: ids are uint32, and those that do not count toward the loss,
+  /// such as those of prompts, have the bit token_mark.
   bool marked = false;
-  /// Preference data: rows of pairs, a chosen one and then the rejected one with the same prompt.
-  /// The first id of each row has the bit token_begin.
+  /// Preference data: each pair is two rows, first the prompt with the chosen answer, then the
+  /// prompt with the rejected answer. The first id of each row has the bit token_begin.
   bool pairs = false;
 };
 
@@ -39,8 +39,8 @@ inline constexpr int64_t max_vocab_size = 10'000'000;
 /// Writes manifest.json durably, with a checksum of its contents.
 void write_manifest(const fs::path& folder, const DataManifest& manifest,
                     const std::string& name = "manifest.json");
-/// Reads it; returns nullopt where the folder has none. Throws Exit::data where it is malformed, a
-/// number is out of its range, or it was changed after it was written.
+/// Reads manifest.json; returns nullopt if the folder has none. Throws Exit::data if it is
+/// malformed, has a number that is out of its range, or does not match its own checksum.
 std::optional<DataManifest> read_manifest(const fs::path& folder,
                                           const std::string& name = "manifest.json");
 

@@ -1,5 +1,5 @@
-// Batches whose rows are padded on the right. An item of the data fills one row (a document,
-// data.packing = "examples") or several (the two answers of a preference pair).
+// Makes batches whose rows are padded on the right. An item of the data fills one row (a document,
+// with data.packing = "examples") or two rows (the answers of a preference pair).
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ class PaddedItems {
   virtual ~PaddedItems() = default;
   /// Returns the number of items.
   virtual int64_t size() const = 0;
-  /// Returns the name of the stream of random numbers that orders them.
+  /// Returns the name of the stream of random numbers by which the items are ordered.
   virtual const char* stream() const = 0;
   /// Returns the number of rows that an item takes in a batch. The n-th of the N items of a batch
   /// has rows n, n + N, n + 2 N, ...
@@ -48,7 +48,7 @@ std::unique_ptr<EvaluationBatches> padded_evaluation(const PaddedItems& items,
                                                      at::Device device);
 
 /// The documents of a split, each with the token that ends it. Documents that are longer than a
-/// window are truncated.
+/// window are truncated to it.
 class PaddedDocuments final : public PaddedItems {
  public:
   /// Reads all tokens of the split, which must outlive this object. Documents of fewer than two

@@ -12,7 +12,8 @@ namespace {
 /// The pairs of a split.
 class Pairs final : public PaddedItems {
  public:
-  /// Throws Exit::data where the rows are not pairs.
+  /// Finds the rows of the pairs. Throws Exit::data if their number is not even, or if there are
+  /// none.
   Pairs(const TokenFile& tokens, const std::string& where) : tokens_(tokens) {
     begins_ = tokens.begins();
     if (begins_.empty() || begins_[0] != 0 || begins_.size() % 2 != 0)
@@ -32,14 +33,15 @@ class Pairs final : public PaddedItems {
 
   const char* stream() const override { return "data/pairs"; }
   int64_t rows() const override { return 2; }
-  /// The sum of losses is divided by the number of pairs.
+  /// Returns 1, so that the sum of losses is divided by the number of pairs.
   int64_t targets(int64_t /*item*/, int64_t /*window*/) const override { return 1; }
   void put(int64_t pair, const std::vector<at::Tensor>& buffers, int64_t n, int64_t items,
            int64_t vocab_size) const override {
     const int64_t window = buffers[0].size(1);
     Row rows[]{read(2 * pair, vocab_size), read(2 * pair + 1, vocab_size)};
 
-    // Both answers must follow the same tokens, of which one at least remains.
+    // Remove the same tokens from both rows, since both answers must follow the same prompt. At
+    // least one token of the prompt remains.
     int64_t skipped = 0;
     for (const Row& row : rows) skipped = std::max(skipped, std::ssize(row.ids) - (window + 1));
     skipped = std::max<int64_t>(0, std::min({skipped, rows[0].prompt - 1, rows[1].prompt - 1}));
@@ -55,7 +57,7 @@ class Pairs final : public PaddedItems {
  private:
   struct Row {
     std::vector<int64_t> ids, targets;
-    int64_t prompt = 0;  // tokens before the first that is learned
+    int64_t prompt = 0;  // number of tokens before the first one that counts toward the loss
   };
   int64_t length(int64_t row) const {
     const auto i = static_cast<size_t>(row);
@@ -74,7 +76,7 @@ class Pairs final : public PaddedItems {
   }
 
   const TokenFile& tokens_;
-  std::vector<int64_t> begins_;  // of each row, and the end of the last one
+  std::vector<int64_t> begins_;  // the beginning of each row, and the end of the last one
 };
 
 class PreferenceData final : public Data {

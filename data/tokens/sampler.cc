@@ -58,7 +58,7 @@ MixtureSampler::Place MixtureSampler::operator()(int64_t n) const {
 }
 
 int64_t spread_index(int64_t i, int64_t count, int64_t size) {
-  // i * size / count without a product that overflows.
+  // Compute part * size / count without a product that could overflow.
   const auto begin_of = [&](int64_t part) {
     return part * (size / count) + part * (size % count) / count;
   };

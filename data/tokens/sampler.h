@@ -1,8 +1,8 @@
-// The choice of the tokens of a step, a pure function of (seed, step).
+// Chooses the windows of tokens for training. The n-th window is a pure function of (seed, n).
 //
-// Window i of epoch e is tokens [o_e + iT, o_e + iT + T]: T inputs and, shifted by one, T targets.
-// o_e is a keyed offset in [0, T). A keyed permutation orders the windows of an epoch; epochs are
-// concatenated, so a batch may contain windows of two epochs.
+// Window i of epoch e is the T + 1 tokens at positions o_e + iT to o_e + iT + T: T inputs and,
+// shifted by one, T targets. o_e is a keyed offset in [0, T). A keyed permutation orders the
+// windows of an epoch. Epochs are concatenated, so a batch may contain windows of two epochs.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,12 @@
 
 namespace lathe {
 
+/// Chooses the windows of one split of token data.
 class WindowSampler {
  public:
-  /// Requires tokens > block_size >= 1.
+  /// Creates a sampler for a split of `tokens` tokens. Requires tokens > block_size >= 1.
   WindowSampler(int64_t tokens, int64_t block_size, uint64_t seed);
-  /// Returns the first token of the n-th window since the start of training.
+  /// Returns the position of the first token of the n-th window since the start of training.
   int64_t start_of(int64_t n) const;
   /// Returns the number of windows, which is the same in every epoch.
   int64_t windows_per_epoch() const { return windows_; }
@@ -41,7 +42,7 @@ class MixtureSampler {
   Place operator()(int64_t n) const;
 
  private:
-  std::vector<int64_t> ends_;  // of each source's range of positions in a round
+  std::vector<int64_t> ends_;  // the end of each source's range of positions in a round
   uint64_t seed_;
 };
 

@@ -1,4 +1,4 @@
-// Token shards as data for language models: windows of a long sequence.
+// Token shards as data for language models: windows of a long sequence, or one document per row.
 #pragma once
 
 #include "data/data.h"
@@ -31,10 +31,11 @@ class TokenData final : public Data {
   void verify(const std::function<bool()>& stop) const override;
   std::string table() const override;
 
-  /// Return the tokens of a split; null if it is missing.
+  /// Returns the tokens of the training split; null if it is missing.
   const TokenFile* train() const { return train_ ? &*train_ : nullptr; }
+  /// Returns the tokens of the validation split; null if it is missing.
   const TokenFile* val() const { return val_ ? &*val_ : nullptr; }
-  /// Returns the kind of the windows.
+  /// Returns the options with which batches of windows are made.
   const WindowKind& windows() const { return windows_; }
 
  private:
@@ -43,10 +44,10 @@ class TokenData final : public Data {
   std::optional<TokenFile> train_, val_;
   DatasetInfo facts_;
   WindowKind windows_;
-  int64_t document_end_ = -1;  // of data.documents = separate and data.packing = examples
+  int64_t document_end_ = -1;  // -1 unless data.documents = separate or data.packing = examples
   std::optional<PaddedDocuments> train_documents_, val_documents_;  // data.packing = examples
 };
-/// Opens token data. The table of data/data.cc lists this function.
+/// Opens the token data in data.dir. Throws the errors of check_token_keys and of TokenData.
 std::unique_ptr<Data> open_tokens(const DataConfig& config);
 /// Throws Exit::usage if `config` has keys for examples, keys for mixtures although `mixes` is
 /// false, data.packing = "examples" although `mixes` is true, or keys about documents that have no

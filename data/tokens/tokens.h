@@ -1,7 +1,7 @@
-// Token shards, memory-mapped: a split of a data folder read as one long sequence.
+// Memory-mapped token shards: a split of a data folder is read as one long sequence.
 //
-// A run identifies its data by the manifest's checksum and by a fingerprint of sampled shard bytes
-// (TokenFile::fingerprint).
+// A run identifies its data by a fingerprint of the shards' checksums in the manifest and of
+// samples of their bytes (TokenFile::fingerprint).
 #pragma once
 
 #include <cstdint>
@@ -31,32 +31,34 @@ class TokenFile {
   /// Copies tokens [begin, begin + n) to out. Throws Exit::data with the shard and the position for
   /// an id that is not below `vocab`.
   void read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const;
-  /// Returns whether some tokens are marked as not learned (DataManifest::marked).
+  /// Returns whether some tokens may be marked as not counting toward the loss
+  /// (DataManifest::marked).
   bool marked() const { return marked_; }
   /// Copies tokens [begin, begin + n) to out as targets, with -100 for marked ones. Does not check
   /// the ids.
   void read_targets(int64_t begin, int64_t n, int64_t* out) const;
-  /// Returns how many of tokens [begin, begin + n) are not marked.
+  /// Returns how many of the tokens [begin, begin + n) are not marked, and so count toward the
+  /// loss.
   int64_t count_learned(int64_t begin, int64_t n) const;
   /// Returns the positions where the rows of preference data begin (DataManifest::pairs): each row
   /// is a prompt with one answer. Reads all tokens. Empty for other data.
   std::vector<int64_t> begins() const;
-  /// Returns the positions of an id; reads all tokens.
+  /// Returns the positions of all tokens with this id. Reads all tokens.
   std::vector<int64_t> positions_of(int64_t id) const;
-  /// Checks every id of the first shards, up to `limit` bytes in total, against the vocabulary, as
-  /// read() does. Later shards are checked only when they are read.
+  /// Checks, as read() does, that every id of the first shards is below `vocab`. Stops at the shard
+  /// that would exceed `limit` bytes in total; later shards are checked only when they are read.
   void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
   /// Returns a short checksum of the contents. It covers each shard's number of tokens, its
-  /// checksum in the manifest, and evenly spaced blocks of 1 MiB, which are read now: with a
-  /// manifest, about 128 blocks of the split and at least 2 of each shard, and 128 of each shard
-  /// without one. Smaller files are read completely. This detects most changes of a file in a
+  /// checksum in the manifest, and evenly spaced blocks of 1 MiB, which this call reads: with a
+  /// manifest, about 128 blocks of the split and at least 2 of each shard; without one, 128 blocks
+  /// of each shard. Smaller files are read completely. This detects most changes of a file in a
   /// fraction of a second.
   std::string fingerprint() const;
   /// Returns whether `saved` is this data's fingerprint, in its current form or in that of earlier
   /// builds, which relied on the manifest's checksums.
   bool matches(const std::string& saved) const;
   /// Reads every byte and compares it with the manifest's checksums. Throws Exit::data with the
-  /// shard that differs, or where there is no manifest; throws Exit::stopped once `stop`, which is
+  /// shard that differs, or if there is no manifest; throws Exit::stopped once `stop`, which is
   /// called every 16 MiB, returns true.
   void verify(const std::function<bool()>& stop = nullptr) const;
   /// Returns a line for each shard: its name, number of tokens and type, and whether it has llm.c's
@@ -73,8 +75,11 @@ class TokenFile {
     int width;  // bytes of a token
     std::string xxh3;
   };
+  /// Returns the fingerprint. If `believe_manifest` is true, does not read the bytes of shards that
+  /// have a checksum in the manifest.
   std::string identity(bool believe_manifest) const;
-  /// Calls f(shard, position in it, id with its mark) for tokens [begin, begin + n).
+  /// Calls f(shard, position in the shard, id with the bits of mark.h) for tokens [begin, begin +
+  /// n).
   template <class F>
   void each(int64_t begin, int64_t n, F&& f) const;
   void add(const fs::path& path, int raw_width, const ShardInfo* expected);
@@ -85,7 +90,7 @@ class TokenFile {
   bool marked_ = false;
 };
 
-/// Returns whether the folder has that split.
+/// Returns whether the folder has the split `split` ("train", "val").
 bool has_split(const fs::path& folder, const std::string& split,
                const std::optional<DataManifest>& manifest);
 

@@ -10,9 +10,9 @@
 namespace lathe {
 namespace {
 
-/// The host tensors of a batch of windows, and their conversion to a Batch. The first has ids
-/// [rows, T + 1]. Targets [rows, T] follow where some are not learned, and starts [rows, T] where
-/// documents are separate.
+/// Makes and fills the host tensors of a batch of windows, and converts them to a Batch. The first
+/// tensor has ids [rows, T + 1]. Targets [rows, T] follow if some ids do not count toward the loss,
+/// and then Batch::starts [rows, T] if documents are separate.
 class WindowLayout {
  public:
   WindowLayout(const std::vector<WindowSource>& sources, const WindowKind& kind) : kind_(kind) {
@@ -37,8 +37,8 @@ class WindowLayout {
     if (marked_) tokens.read_targets(begin + 1, t, row_of(1));
     if (!kind_.document_end) return;
 
-    // The token between two documents belongs to the second one. A window always starts with a
-    // document of its own.
+    // The token between two documents belongs to the second one. The first document of a window
+    // starts at position 0, even if it began before the window.
     int64_t* starts = row_of(buffers.size() - 1);
     for (int64_t i = 0, start = 0; i < t; ++i) {
       if (ids[i] == *kind_.document_end) start = i;
@@ -112,8 +112,8 @@ class Windows final : public TrainingBatches {
   std::optional<MixtureSampler> mixture_;
 };
 
-/// The windows of a split in order: all of them, or a sample that is spread evenly over the
-/// complete ones. A remainder shorter than a window is a batch of its own.
+/// The windows of all sources in order: all of them, or a sample that is spread evenly over the
+/// complete ones. The remainder of a source, shorter than a window, is a separate batch.
 class EvaluationWindows final : public EvaluationBatches {
  public:
   EvaluationWindows(const std::vector<WindowSource>& sources, const BatchSizes& sizes,
@@ -122,7 +122,7 @@ class EvaluationWindows final : public EvaluationBatches {
     int64_t complete = 0;
     for (const WindowSource& s : sources) complete += targets_of(s) / sizes.block_size;
 
-    // Dividing keeps a huge `batches` from overflowing.
+    // Divide instead of multiplying, since a product with a huge `batches` could overflow.
     const bool samples = batches > 0 && batches <= complete / sizes.batch_size;
     for (int64_t end = 0; const WindowSource& s : sources) {
       const int64_t partial = !samples && targets_of(s) % sizes.block_size > 0 ? 1 : 0;
@@ -178,7 +178,7 @@ class EvaluationWindows final : public EvaluationBatches {
   BatchSizes sizes_;
   at::Device device_;
   WindowLayout layout_;
-  std::vector<int64_t> ends_;  // of each source's range of windows
+  std::vector<int64_t> ends_;  // the end of each source's range of windows
   int64_t at_ = 0, count_ = 0;
 };
 

@@ -1,9 +1,9 @@
-// Windows of token shards as batches, from one split or from several sources in turn.
+// Makes batches of windows of token shards, from one split or from several sources.
 //
-// Instruction data marks ids that are read but not learned with the bit token_mark, so that one
-// file with one checksum and one fingerprint holds ids and marks. In batches, their targets are
-// -100. Micro-batches then differ in their number of targets, so the divisor of a step is counted
-// in advance (TrainingBatches::targets).
+// In instruction data, ids that do not count toward the loss have the bit token_mark, so that one
+// file with one checksum and one fingerprint holds ids and marks. In batches, the targets of such
+// ids are -100. Micro-batches then differ in their number of targets, so the divisor of a step's
+// mean loss is counted in advance (TrainingBatches::targets).
 #pragma once
 
 #include <memory>
@@ -19,13 +19,14 @@ namespace lathe {
 /// A split that windows are read from.
 struct WindowSource {
   const TokenFile* tokens;
-  double weight = 1;   ///< share of the training windows, relative to the sum of all
-  std::string name{};  ///< in a mixture; the order of the windows depends on it
+  double weight = 1;   ///< share of the training windows, relative to the sum of all weights
+  std::string name{};  ///< name in a mixture; the order of the source's windows depends on it
 };
 
-/// The contents of windows in addition to inputs and targets.
+/// Defines what windows have in addition to inputs and targets.
 struct WindowKind {
-  /// Separate documents: the id of the token between two documents. It belongs to the second one.
+  /// If set, batches have Batch::starts, and this is the id of the token between two documents. The
+  /// token belongs to the second one.
   std::optional<int64_t> document_end{};
 };
 
@@ -33,11 +34,11 @@ struct WindowKind {
 std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource>& sources,
                                                   const BatchSizes& sizes, uint64_t seed,
                                                   const WindowKind& kind);
-/// Returns all tokens of each source in turn, in windows that do not overlap; the last is short. If
-/// `batches` is not 0 and there are enough windows, returns the windows of that many batches,
-/// spread evenly over the tokens of all sources. All rows of a batch have the same source and
-/// length, so there can be more batches if there are several sources. The token files must outlive
-/// the result.
+/// Returns the batches of an evaluation. They cover all tokens of each source in turn, in windows
+/// that do not overlap; the last window of a source may be shorter. If `batches` is not 0 and there
+/// are enough windows, they are only a sample of `batches` times `sizes.batch_size` windows, spread
+/// evenly over the tokens of all sources. All rows of a batch have the same source and length, so
+/// several sources can give more batches. The token files must outlive the result.
 std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources,
                                                       const BatchSizes& sizes, int64_t batches,
                                                       at::Device device, const WindowKind& kind);

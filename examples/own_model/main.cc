@@ -47,8 +47,8 @@ struct Maxout {
       layers.emplace_back(config, i == 0 ? features : config.n_hidden);
     head = Linear(config.n_hidden, sizes.outputs, /*with_bias=*/true);
   }
-  /// Blocks that run by run_blocks() can be recomputed (memory.recompute) and shared out among
-  /// processes (dist.shard).
+  /// Blocks that run_blocks() runs can be recomputed (memory.recompute) and sharded among processes
+  /// (dist.shard).
   Variable operator()(const Variable& x) const {
     return head(run_blocks(layers, reshape(x, {x.size(0), -1})));
   }

@@ -107,7 +107,7 @@ class Validation final : public EvaluationBatches {
     if (n == 0) return false;
     const auto buffers = series_.buffers(n);
     for (int64_t row = 0; row < n; ++row, ++at_) {
-      // A part of the split is spread evenly over it.
+      // If only a part of the split is used, its windows are spread evenly over the split.
       const int64_t i =
           end_ < series_.val_size() ? spread_index(at_, end_, series_.val_size()) : at_;
       series_.put(series_.train_size() + i, buffers, row);

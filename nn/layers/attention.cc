@@ -24,8 +24,8 @@ namespace lathe {
 
 namespace {
 
-/// Returns how many of a layer's heads this process computes. `weight` is the weight of their
-/// projection.
+/// Returns how many of a layer's heads this process computes. `weight`: the weight of the
+/// projection that computes the heads.
 int64_t heads_here(int64_t heads, const Variable& weight) {
   const TensorCut* cut = cut_of(weight);
   if (cut == nullptr)
@@ -40,7 +40,7 @@ CausalSelfAttention::CausalSelfAttention(int64_t channels, int64_t heads_, bool 
       proj(channels, channels, bias, Role::residual_weight),
       heads(heads_) {
   LATHE_CHECK(heads >= 1 && channels % heads == 0, "CausalSelfAttention: ", channels,
-              " channels do not divide into ", heads, " heads");
+              " channels can't be divided equally into ", heads, " heads");
 }
 
 Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& residual,
@@ -68,8 +68,8 @@ Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& 
 
 Rotary::Rotary(int64_t width_, double base_, const RotaryScaling& scaling_)
     : width(width_), base(base_), scaling(scaling_) {
-  LATHE_CHECK(width > 0 && width % 2 == 0, "Rotary: ", width,
-              " channels of a head; they must be even");
+  LATHE_CHECK(width > 0 && width % 2 == 0, "Rotary: a head has ", width,
+              " channels, but their number must be even");
 }
 
 Variable Rotary::operator()(const Variable& x_BHTD, int64_t first) const {
@@ -140,8 +140,8 @@ GroupedQueryAttention::GroupedQueryAttention(int64_t channels, int64_t heads_, i
       heads(heads_),
       kv_heads(kv_heads_) {
   LATHE_CHECK(heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0,
-              "GroupedQueryAttention: ", heads, " heads do not divide into groups for ", kv_heads,
-              " heads of keys");
+              "GroupedQueryAttention: ", heads, " query heads can't be divided equally among ",
+              kv_heads, " key heads");
   if (!norm_eps) return;
   q_norm.emplace(norms_all ? heads * width : width, *norm_eps);
   k_norm.emplace(norms_all ? kv_heads * width : width, *norm_eps);
@@ -155,7 +155,8 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
   ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
   call.input(x_BTC, "B T C");
   call.input("residual", residual, "B T C");
-  // In a divided block, x has some of the positions, and the table has all of them.
+  // In a divided block, x has only some of the positions, and the table has all of them, so the
+  // shape of the table is not checked.
   if (rope_table.defined() && mode().sequence_part == nullptr)
     call.input("rope_table", rope_table, rope_table.dim() == 3 ? "B T D" : "T D");
   const bool adapted = q.has_adapter() || k.has_adapter() || v.has_adapter();
@@ -166,8 +167,8 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
       adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)} : q.with_input(x_BTC, fused);
   const auto normed = [&](const Variable& y, std::optional<RMSNorm> norm) {
     if (!norm) return y;
-    // Each tensor rank normalizes some of the heads with the same weight, so its gradient must be
-    // summed over the ranks.
+    // Each tensor rank normalizes some of the heads with the same weight, so the gradient of the
+    // weight must be summed over the ranks.
     if (own < heads) norm->weight = parameter_of_cut_outputs(norm->weight);
     if (norm->weight.size(0) == y.size(2)) return (*norm)(y);
     return reshape((*norm)(reshape(y, {y.size(0), y.size(1), y.size(2) / width, width})),
@@ -199,7 +200,7 @@ MultiHeadAttention::MultiHeadAttention(int64_t channels, int64_t heads_, bool bi
       drop(dropout),
       heads(heads_) {
   LATHE_CHECK(heads >= 1 && channels % heads == 0, "MultiHeadAttention: ", channels,
-              " channels do not divide into ", heads, " heads");
+              " channels can't be divided equally into ", heads, " heads");
 }
 
 Variable MultiHeadAttention::operator()(const Variable& query, const Variable& key,

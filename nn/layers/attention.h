@@ -14,9 +14,9 @@
 
 namespace lathe {
 
-/// Causal multi-head self-attention. x [B, T, C], and `residual`, which is added -> [B, T, C]. With
-/// `starts` [B, T], position t sees no positions before starts[t]; see attention() in
-/// autograd/ops.h.
+/// Causal multi-head self-attention: x [B, T, C] -> [B, T, C], plus `residual` [B, T, C] if it is
+/// given. With `starts` [B, T], position t does not see positions before starts[t]; see attention()
+/// in autograd/ops.h.
 struct CausalSelfAttention {
   Linear qkv, proj;
   int64_t heads = 1;
@@ -41,12 +41,12 @@ struct RotaryScaling {
   /// `attention_factor`; 0 stands for 0.1 ln(factor) + 1 (Peng et al. 2023, "YaRN").
   enum class Kind : uint8_t { none, linear, llama3, yarn } kind = Kind::none;
   double factor = 1, low = 1, high = 4, original_context = 8192, attention_factor = 0;
-  bool truncate = true;  ///< yarn: the two pairs are rounded outward to whole ones
+  bool truncate = true;  ///< yarn: whether the indices of both pairs are rounded outward
 };
 
 /// Rotary positions: rotates the pair of channels (i, i + D / 2) at position t by the angle t
-/// base^(-2 i / D), so that the product of a query and a key depends on their distance. Su et al.
-/// 2021, with pairs taken from two halves as in GPT-NeoX and LLaMA.
+/// base^(-2 i / D), so that the dot product of a query and a key depends on their distance. Su et
+/// al. 2021, with pairs taken from two halves as in GPT-NeoX and LLaMA.
 struct Rotary {
   int64_t width = 0;  ///< D, even
   double base = 10000;
@@ -54,18 +54,19 @@ struct Rotary {
 
   Rotary() = default;
   explicit Rotary(int64_t width, double base = 10000, const RotaryScaling& scaling = {});
-  /// Rotates x [B, H, T, D], whose first position is number `first`.
+  /// Rotates x [B, H, T, D], whose positions are first, first + 1, ...
   Variable operator()(const Variable& x_BHTD, int64_t first = 0) const;
-  /// Returns the table that rotate() takes, for positions of any shape [...]: float64 [..., D].
+  /// Returns the table that rotate() takes, of cosines and sines: float64 [..., D] for positions
+  /// int64 [...].
   at::Tensor rope_table(const at::Tensor& places) const;
   /// Returns the angle of each pair at position 1: float64 [D / 2]. Computed on the device that
   /// uses it, since a copy from the CPU would make a step wait for the GPU.
   at::Tensor frequencies(at::Device device = at::kCPU) const;
 };
 
-/// Causal self-attention with rotary positions and fewer heads of keys and values than of queries
-/// (Ainslie et al. 2023, "GQA"). Shapes in addition to those above: K heads of keys and values, R =
-/// H D, G = K D.
+/// Causal self-attention with rotary positions, and with fewer heads for keys and values than for
+/// queries (Ainslie et al. 2023, "GQA"). Shapes in addition to those above: K heads of keys and
+/// values, R = H D, G = K D.
 struct GroupedQueryAttention {
   Linear q, k, v, proj;
   /// Norms of queries and keys before rotation: of each head (Henry et al. 2020; Qwen 3), or of all
@@ -76,7 +77,8 @@ struct GroupedQueryAttention {
 
   GroupedQueryAttention() = default;
   /// Heads have `width` channels, and kv_heads must divide heads. `bias` is for q, k and v. With
-  /// `norm_eps` queries and keys are normalized with that eps, all heads together if `norms_all`.
+  /// `norm_eps`, queries and keys are normalized with this epsilon: all heads together if
+  /// `norms_all`, otherwise each head by itself.
   GroupedQueryAttention(int64_t channels, int64_t heads, int64_t kv_heads, int64_t width, bool bias,
                         std::optional<double> norm_eps, bool norms_all = false);
   /// Maps x [B, T, C] to [B, T, C], and adds `residual` if it is given. `rope_table` is [T, D] or
@@ -103,8 +105,8 @@ struct AttentionMask {
 };
 
 /// Scaled dot-product attention of projected queries, keys and values. Vaswani et al. 2017;
-/// torch.nn's MultiheadAttention, batch first. For a position that sees nothing, the input of
-/// `out_proj` is zeros, where torch returns NaN.
+/// torch.nn's MultiheadAttention, batch first. If a query sees no keys, the input of `out_proj` is
+/// zeros for it; in torch, it is NaN.
 struct MultiHeadAttention {
   Linear q, k, v, out_proj;
   Dropout drop;                  ///< on the probabilities

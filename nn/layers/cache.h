@@ -1,11 +1,11 @@
 // A cache of keys and values (Pope et al. 2022, "Efficiently scaling transformer inference",
-// section 3.3), so that a forward takes only the new tokens of a text. Attention modules write into
-// it and read from it. A model with such attention declares `static constexpr bool caches_keys =
-// true`.
+// section 3.3), so that a forward pass computes only the new tokens of a text. Attention modules
+// write into it and read from it. A model with such attention declares `static constexpr bool
+// caches_keys = true`.
 //
-// There is no separate forward for it. Models without `caches_keys` recompute the window for each
-// token. Beyond the context length every model does, because the window's first token changes and
-// with it every key.
+// A model has the same forward pass with and without a cache. Models without `caches_keys`
+// recompute the complete window for each token. Beyond the context length, every model does this,
+// because the first token of the window changes, and with it every key.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,7 @@ namespace lathe {
 class KeyValueCache {
  public:
   /// Creates a cache for `texts` texts of up to `capacity` tokens each. Each layer allocates its
-  /// memory in its first forward.
+  /// memory in its first forward pass.
   KeyValueCache(int64_t texts, int64_t capacity)
       : capacity_(capacity), lengths_(static_cast<size_t>(texts), 0) {}
 
@@ -37,15 +37,16 @@ class KeyValueCache {
   // For modules, within a Use.
   /// Returns the positions of the t new tokens of each row in its text: int64 [B, t] on `device`.
   at::Tensor position_ids(int64_t t, at::Device device) const;
-  /// Caches k and v, and computes causal attention of the new tokens to the earlier ones and
-  /// themselves: q [B, t, H D], k and v [B, t, K D], rows of any stride -> [B, t, H D]. `layer`
-  /// identifies the layer of the keys. Keys outside of a window stay cached, but are not read.
+  /// Caches k and v, and computes causal attention of the new tokens to the cached tokens and to
+  /// each other: q [B, t, H D], k and v [B, t, K D], with rows of any stride -> [B, t, H D].
+  /// `layer` identifies the layer that computed k and v. Keys outside of the sliding window of
+  /// `scores` stay cached, but are not read.
   Variable attend(const void* layer, const Variable& q, const Variable& k, const Variable& v,
                   int64_t heads, int64_t kv_heads, const ScoreOptions& scores = {});
 
-  /// While alive, no graph is recorded, and the thread's forwards take the next tokens of `texts`,
-  /// with one row for each text and the same number of tokens in each. Call commit() when they have
-  /// passed all layers.
+  /// While alive, no graph is recorded, and the forward passes of this thread take the next tokens
+  /// of `texts`: one row for each text, with the same number of tokens in each row. Call commit()
+  /// after all layers have computed these tokens.
   class Use : ModeGuard {
    public:
     Use(KeyValueCache& cache, std::vector<int64_t> texts);
@@ -61,7 +62,7 @@ class KeyValueCache {
     at::Tensor keys, values;  // [texts, capacity, K D]
   };
   int64_t capacity_;
-  std::vector<int64_t> lengths_, rows_;  // rows_: the text of each row of a forward
+  std::vector<int64_t> lengths_, rows_;  // rows_: the text of each row of a forward pass
   std::unordered_map<const void*, Layer> layers_;
 };
 

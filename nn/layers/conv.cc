@@ -9,7 +9,7 @@ Conv2d::Conv2d(int64_t in, int64_t out, Pair kernel, const Conv2dOptions& option
     : options(options_) {
   LATHE_CHECK(options.groups >= 1 && in % options.groups == 0 && out % options.groups == 0,
               "Conv2d: ", options.groups, " groups do not divide ", in, " channels in and ", out,
-              " out");
+              " channels out");
   weight = new_parameter({out, in / options.groups, kernel.h, kernel.w});
   if (with_bias) bias = new_parameter({out});
 }
@@ -25,7 +25,7 @@ Conv1d::Conv1d(int64_t in, int64_t out, int64_t kernel, const Conv1dOptions& opt
     : options(options_) {
   LATHE_CHECK(options.groups >= 1 && in % options.groups == 0 && out % options.groups == 0,
               "Conv1d: ", options.groups, " groups do not divide ", in, " channels in and ", out,
-              " out");
+              " channels out");
   weight = new_parameter({out, in / options.groups, kernel});
   if (with_bias) bias = new_parameter({out});
 }

@@ -9,7 +9,8 @@
 
 namespace lathe {
 
-/// dropout() with a stream of random numbers, which assign_random_streams() derives from its path.
+/// Applies dropout() with a stream of random numbers, which assign_random_streams() derives from
+/// the path of this module.
 struct Dropout {
   double p = 0;
   uint64_t stream = 0;

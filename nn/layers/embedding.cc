@@ -29,8 +29,8 @@ EmbeddingBag::EmbeddingBag(int64_t rows, int64_t channels, BagMode bag_,
                            std::optional<int64_t> padding_)
     : weight(new_parameter({rows, channels})), bag(bag_), padding(padding_) {}
 
-// Each row is added to its bag. `max` takes bags as slices: callers pass rows in the order of their
-// bags.
+// Adds each row to its bag, or, for BagMode::max, takes the maximum over the slice of rows of each
+// bag. Callers must pass rows in the order of their bags.
 Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, int64_t bags,
                               const Variable& scales_N) const {
   LATHE_CHECK(!scales_N.defined() || bag == BagMode::sum,

@@ -1,4 +1,4 @@
-// Tables of vectors. Shapes: B bags, L ids of a bag, C channels.
+// Embedding tables. Shapes: B bags, L ids of a bag, C channels.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// ids int64 [...] -> rows [..., C].
+/// Looks up rows of a table: ids int64 [...] -> [..., C].
 struct Embedding {
   Variable weight;  ///< [rows, C]
   Role role = Role::embedding;
@@ -23,7 +23,7 @@ struct Embedding {
 /// How the rows of a bag are combined.
 enum class BagMode : uint8_t { sum, mean, max };
 
-/// The combined rows of each bag of ids; torch.nn.EmbeddingBag.
+/// Combines the table's rows for each bag of ids, like torch.nn.EmbeddingBag.
 struct EmbeddingBag {
   Variable weight;  ///< [rows, C]
   BagMode bag = BagMode::mean;
@@ -33,10 +33,10 @@ struct EmbeddingBag {
   EmbeddingBag(int64_t rows, int64_t channels, BagMode bag = BagMode::mean,
                std::optional<int64_t> padding = std::nullopt);
   /// Maps ids int64 [B, L] to [B, C]. A bag in which all ids are ignored gives zeros. `scales`
-  /// [B, L] has a factor for each row, and is allowed for BagMode::sum only.
+  /// [B, L] has a factor for each id's row, and is allowed only for BagMode::sum.
   Variable operator()(const at::Tensor& ids_BL, const Variable& scales_BL = {}) const;
-  /// Maps bags of different lengths to [B, C]. ids int64 [N] has the bags one after another. Bag i
-  /// begins at offsets[i] (int64 [B], nondecreasing from 0) and ends where the next one begins.
+  /// Maps bags of different lengths to [B, C]. ids int64 [N] holds all bags, one after another. Bag
+  /// i begins at offsets[i] (int64 [B], nondecreasing from 0) and ends where the next one begins.
   Variable operator()(const at::Tensor& ids_N, const at::Tensor& offsets_B,
                       const Variable& scales_N = {}) const;
   void visit(Visit& v) { v("weight", weight, Role::embedding); }

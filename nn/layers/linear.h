@@ -17,10 +17,10 @@ namespace lathe {
 /// for it; the gradient treats the rows' norms before scaling as constants. Liu et al. 2024,
 /// "DoRA".
 ///
-/// Where tensor ranks have parts of the weight (dist/tensor_ranks.h), `out` or `in` is this rank's
+/// If tensor ranks have parts of the weight (dist/tensor_ranks.h), `out` or `in` is this rank's
 /// part: a weight that is cut along its outputs takes the complete x and returns a part of y; one
-/// that is cut along its inputs takes a part of x and returns the complete y. In an adapter, B is
-/// cut with the outputs and A with the inputs.
+/// that is cut along its inputs takes a part of x and returns the complete y. Of an adapter, B is
+/// cut if the outputs are, and A if the inputs are.
 struct Linear {
   Variable weight, bias;  ///< [out, in]; [out] or undefined
   Role role = Role::weight;
@@ -33,9 +33,9 @@ struct Linear {
   Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);
   /// Computes y. `residual` [..., out] is added if it is given, and the result has its dtype.
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
-  /// Returns f(x), where a fused op of `f` multiplies its argument by the weight in place of a call
-  /// of this layer. If tensor ranks have parts of the outputs, the backward pass sums the gradient
-  /// of `x` over these ranks; see with_input_of_cut_outputs() in dist/sequence_ranks.h.
+  /// Returns f(x). `f` uses the weight in a fused op, which replaces a call of this layer. If
+  /// tensor ranks have parts of the outputs, the backward pass sums the gradient of `x` over these
+  /// ranks; see with_input_of_cut_outputs() in dist/sequence_ranks.h.
   template <class F>
   auto with_input(const Variable& x, const F& f) const {
     return is_cut(weight, 0) ? with_input_of_cut_outputs(x, f) : f(x);
@@ -43,11 +43,12 @@ struct Linear {
   /// Returns whether calls add an adapter: there is one, and Mode::adapters does not disable it.
   bool has_adapter() const { return lora_a.defined() && mode().adapters; }
   /// Adds an adapter whose matrices have the device and dtype of `options`, and are zero until they
-  /// are initialized. They have the sizes of the complete layer, also where the weight is a part.
+  /// are initialized. They have the sizes of the complete layer, even if the weight is a part.
   void add_adapter(int64_t rank, double alpha, at::TensorOptions options = {});
-  /// Adds magnitudes to the adapter, which must exist: the norms of the rows of W. They are trained
-  /// like the adapter. If the outputs are cut, they are this rank's part. If the inputs are cut,
-  /// this and every later call of the layer is a collective of the tensor ranks.
+  /// Adds magnitudes to the adapter, which must exist. They begin as the norms of the rows of W,
+  /// and are trained like the adapter. If the outputs are cut, the magnitudes are this rank's part.
+  /// If the inputs are cut, this and every later call of the layer is a collective of the tensor
+  /// ranks.
   void add_magnitudes();
   /// Merges the adapter, which must exist, into the float32 weight, and drops it. With magnitudes,
   /// also scales the rows of the weight.

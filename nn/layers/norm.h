@@ -15,8 +15,8 @@ struct LayerNorm {
 
   LayerNorm() = default;
   LayerNorm(int64_t channels, bool with_bias);
-  /// Returns the norm in the dtype of matrix products, for a linear layer that follows; with `wide`
-  /// in float32 even under autocast, for a residual stream.
+  /// Returns the normalized values in the dtype of matrix products, for a linear layer that
+  /// follows. With `wide`, returns float32 even under autocast, for a residual stream.
   Variable operator()(const Variable& x, bool wide = false) const;
   void visit(Visit& v) {
     v("weight", weight, Role::scale);
@@ -31,13 +31,13 @@ struct RMSNorm {
 
   RMSNorm() = default;
   explicit RMSNorm(int64_t channels, double eps = 1e-5);
-  /// Returns the norm in the dtype of matrix products, like LayerNorm.
+  /// Returns the normalized values in the dtype of matrix products, like LayerNorm.
   Variable operator()(const Variable& x) const;
   void visit(Visit& v) { v("weight", weight, Role::scale); }
 };
 
 /// Normalizes each group of channels of a sample by its mean and variance over all positions, and
-/// then scales and shifts each channel. Wu and He 2018. x [B, C, ...]. It computes in float32 or
+/// then scales and shifts each channel. Wu and He 2018. x [B, C, ...]. Computes in float32 or
 /// wider; the result has the dtype of matrix products.
 struct GroupNorm {
   Variable weight, bias;  ///< [C]; undefined: no scale and shift
@@ -54,12 +54,12 @@ struct GroupNorm {
   }
 
  protected:
-  /// Returns the norm of x [B, C, ...] with any number of dims.
+  /// Returns the normalized values of x [B, C, ...] with any number of dims.
   Variable normalize(const Variable& x) const;
 };
 
-/// GroupNorm with one channel per group; like torch, by default without scale and shift, and
-/// without running statistics. Ulyanov et al. 2016.
+/// GroupNorm with one channel per group. As in torch, it has no scale and shift by default. It has
+/// no running statistics. Ulyanov et al. 2016.
 struct InstanceNorm1d : GroupNorm {
   InstanceNorm1d() = default;
   explicit InstanceNorm1d(int64_t channels, double eps = 1e-5, bool affine = false)
@@ -75,9 +75,10 @@ struct InstanceNorm2d : GroupNorm {
 };
 
 /// The common part of BatchNorm1d and BatchNorm2d. In training it uses the statistics of the batch,
-/// which need at least two values per channel, and moves the running ones by `momentum` towards
-/// them, with the unbiased variance as in torch. Each micro-batch of a step does this, but not a
-/// recomputed forward (RestoreRngState). Outside training it uses the running statistics.
+/// which must have at least two values per channel. It also moves the running statistics towards
+/// them by `momentum`, with the unbiased variance, as in torch. Each micro-batch of a step updates
+/// the running statistics, but a recomputed forward pass does not (RestoreRngState). Outside
+/// training it uses the running statistics.
 struct BatchNorm {
   Variable weight, bias;                 ///< [C]
   at::Tensor running_mean, running_var;  ///< [C], buffers
@@ -90,16 +91,16 @@ struct BatchNorm {
   void visit(Visit& v);
 
  protected:
-  /// Returns the norm; under autocast in the dtype of matrix products, for a layer that follows, or
-  /// in float32 if `wide`.
+  /// Returns the normalized values: under autocast in the dtype of matrix products, for a layer
+  /// that follows, or in float32 if `wide`.
   Variable normalize(const Variable& x, bool wide) const;
 };
 
 /// BatchNorm of features or sequences. torch.nn.BatchNorm1d.
 struct BatchNorm1d : BatchNorm {
   using BatchNorm::BatchNorm;
-  /// Returns the norm of x [B, C] or [B, C, L]. With `wide` the result is float32 even under
-  /// autocast, for a residual stream.
+  /// Returns the normalized values of x [B, C] or [B, C, L]. With `wide` the result is float32 even
+  /// under autocast, for a residual stream.
   Variable operator()(const Variable& x, bool wide = false) const;
 };
 /// BatchNorm of images. torch.nn.BatchNorm2d.

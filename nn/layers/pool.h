@@ -18,7 +18,7 @@ struct MaxPool2d {
   bool ceil_mode = false;  ///< allow a last window that extends beyond the padding
   Variable operator()(const Variable& x_BCHW) const;
 };
-/// avg_pool2d().
+/// avg_pool2d(). x [B, C, H, W] -> [B, C, H', W'].
 struct AvgPool2d {
   Pair kernel;
   std::optional<Pair> stride = std::nullopt;
@@ -41,7 +41,7 @@ struct MaxPool1d {
   bool ceil_mode = false;
   Variable operator()(const Variable& x_BCL) const;
 };
-/// Means of windows of sequences. torch.nn.AvgPool1d.
+/// avg_pool1d(). x [B, C, L] -> [B, C, L'].
 struct AvgPool1d {
   int64_t kernel;
   std::optional<int64_t> stride = std::nullopt;
@@ -49,7 +49,7 @@ struct AvgPool1d {
   bool ceil_mode = false, count_include_pad = true;
   Variable operator()(const Variable& x_BCL) const;
 };
-/// Means of windows such that the result has a given length. torch.nn.AdaptiveAvgPool1d.
+/// adaptive_avg_pool1d(): the result has length `out` for any length of the input.
 struct AdaptiveAvgPool1d {
   int64_t out;
   Variable operator()(const Variable& x_BCL) const;

@@ -56,7 +56,7 @@ Variable sum_of(const Variable& a, const Variable& b) { return a.defined() ? a +
 
 Recurrent::Recurrent(int64_t gates, int64_t in, int64_t hidden_, const RecurrentOptions& o)
     : drop(o.dropout), hidden(hidden_), bidirectional(o.bidirectional) {
-  LATHE_CHECK(o.n_layer >= 1, "a recurrent module needs 1 layer at least, not ", o.n_layer);
+  LATHE_CHECK(o.n_layer >= 1, "a recurrent module needs at least 1 layer, not ", o.n_layer);
   const int64_t directions = bidirectional ? 2 : 1;
   for (int64_t l = 0; l < o.n_layer * directions; ++l) {
     layers.push_back(
@@ -86,7 +86,8 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
                                    const at::Tensor& lengths, bool with_c, Project project,
                                    Cell cell, AllSteps all_steps) const {
   LATHE_CHECK(!layers.empty(),
-              "the recurrent module that is called was not constructed with sizes");
+              "the recurrent module that is called was not constructed with sizes; assign one with "
+              "sizes to it first");
   const size_t directions = bidirectional ? 2 : 1, depth = layers.size() / directions;
 
   ModuleCall call(module, {{'C', layers[0].weight_ih.size(1)},
@@ -196,7 +197,7 @@ SimpleRNN::SimpleRNN(int64_t in, int64_t hidden_, const RecurrentOptions& option
                      const std::string& activation_)
     : Recurrent(1, in, hidden_, options), activation(activation_) {
   LATHE_CHECK(activation == "tanh" || activation == "relu", "SimpleRNN: no activation is called ",
-              activation, "; there are tanh and relu");
+              activation, "; it supports tanh and relu");
 }
 
 std::pair<Variable, Variable> SimpleRNN::operator()(const Variable& x_BTC, const Variable& h_LBH,

@@ -25,16 +25,17 @@ struct RecurrentOptions {
   bool bidirectional = false;
 };
 
-/// The common part of SimpleRNN, LSTM and GRU. All take `lengths`, int64 [B] of 1 to T on the CPU,
-/// if sequences end before T. Beyond its length the results of a sequence are zeros, its last state
-/// is the one at its end, and the reverse direction begins there, as with torch's packed sequences.
+/// The common part of SimpleRNN, LSTM and GRU. All take an optional `lengths` for sequences that
+/// end before T: int64 [B] on the CPU, from 1 to T. Beyond a sequence's length, its results are
+/// zeros. Its last state is the state at its end, where the reverse direction begins, as with
+/// torch's packed sequences.
 struct Recurrent {
   /// The parameters of one layer in one direction.
   struct Layer {
     Variable weight_ih, weight_hh, bias_ih,
         bias_hh;  ///< weights [G H, C or H] and [G H, H]; biases [G H] or undefined; G gates
   };
-  std::vector<Layer> layers;  ///< for each layer, one direction and then the other
+  std::vector<Layer> layers;  ///< for each layer, the forward and then the reverse direction
   Dropout drop;
   int64_t hidden = 0;
   bool bidirectional = false;
@@ -50,10 +51,10 @@ struct Recurrent {
     Variable x_TBC;
     std::vector<Variable> h, c;  ///< last states [B, H] so far, of each layer and direction
   };
-  /// Runs all layers: project(weights, x_TBC) -> [T, B, G H], then at each step cell(weights, its
-  /// projection, h, c) -> the next {h, c}, without c unless `with_c`. Without `lengths`,
-  /// all_steps(weights, x_TBC, h, c, reverse) -> {h of each step, last c} runs a layer, unless it
-  /// is null.
+  /// Runs all layers. For each layer, calls project(weights, x_TBC) -> [T, B, G H], and then for
+  /// each step cell(weights, projection of the step, h, c) -> the next {h, c}. c is undefined
+  /// unless `with_c`. If there are no `lengths` and `all_steps` is not null, calls instead
+  /// all_steps(weights, x_TBC, h, c, reverse) -> {h of each step, last c}.
   template <class Module, class Project, class Cell, class AllSteps = std::nullptr_t>
   Sequence run(const Module& module, const Variable& x_BTC, const Variable& h_LBH,
                const Variable& c_LBH, const at::Tensor& lengths, bool with_c, Project project,
@@ -69,8 +70,8 @@ struct LSTM : Recurrent {
   LSTM() = default;
   LSTM(int64_t in, int64_t hidden, const RecurrentOptions& options = {})
       : Recurrent(4, in, hidden, options) {}
-  /// Maps x [B, T, C] to the last layer's [B, T, H or 2 H], and each layer's state after the last
-  /// step. T is at least 1. Under autocast c stays in float32.
+  /// Maps x [B, T, C] to the h of the last layer at each step, [B, T, H or 2 H], and the state of
+  /// each layer after the last step. T is at least 1. Under autocast c stays in float32.
   std::pair<Variable, LSTMState> operator()(const Variable& x_BTC, const LSTMState& before = {},
                                             const at::Tensor& lengths = {}) const;
 };
@@ -80,7 +81,7 @@ struct GRU : Recurrent {
   GRU() = default;
   GRU(int64_t in, int64_t hidden, const RecurrentOptions& options = {})
       : Recurrent(3, in, hidden, options) {}
-  /// Maps x [B, T, C] like LSTM, with only a state h [L, B, H].
+  /// Maps x [B, T, C] like LSTM, but the state is only h [L, B, H].
   std::pair<Variable, Variable> operator()(const Variable& x_BTC, const Variable& h_LBH = {},
                                            const at::Tensor& lengths = {}) const;
 };

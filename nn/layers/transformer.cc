@@ -34,7 +34,7 @@ GatedFeedForward::GatedFeedForward(int64_t channels, int64_t hidden, const std::
       activation(activation_) {
   LATHE_CHECK(activation == "silu" || activation == "gelu",
               "GatedFeedForward: no activation is called ", activation,
-              "; there are silu and gelu");
+              "; it supports silu and gelu");
 }
 
 Variable GatedFeedForward::operator()(const Variable& x, const Variable& residual) const {
@@ -75,7 +75,7 @@ TransformerFeedForward::TransformerFeedForward(const TransformerOptions& o)
       activation(o.activation) {
   LATHE_CHECK(activation == "relu" || activation == "gelu" || activation == "swiglu",
               "TransformerFeedForward: no activation is called ", activation,
-              "; there are relu, gelu and swiglu");
+              "; it supports relu, gelu and swiglu");
 }
 
 Variable TransformerFeedForward::operator()(const Variable& x) const {

@@ -102,7 +102,8 @@ struct TransformerEncoderLayer {
   void visit(Visit& v);
 };
 
-/// An encoder layer with attention to a memory [B, S, C] between its two parts.
+/// An encoder layer with attention to a memory [B, S, C] between self-attention and feed-forward
+/// part.
 struct TransformerDecoderLayer {
   MultiHeadAttention self_attn, multihead_attn;
   TransformerFeedForward feed_forward;

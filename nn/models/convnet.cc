@@ -11,7 +11,7 @@ namespace {
 std::array<int64_t, 3> image_of(const std::vector<int64_t>& input) {
   if (input.size() == 2) return {1, input[0], input[1]};
   LATHE_CHECK(input.size() == 3,
-              "convnet: inputs must be images [C, H, W] or [H, W], the data has ",
+              "convnet: inputs must be images [C, H, W] or [H, W], but the data has ",
               describe(at::IntArrayRef(input)));
   return {input[0], input[1], input[2]};
 }
@@ -59,7 +59,7 @@ ConvNet::ConvNet(const ConvNetConfig& c, const ModelSizes& sizes)
       head(last_channels(c), sizes.outputs, /*with_bias=*/true, Role::head) {
   for (const int64_t n : {image[0], image[1], image[2], sizes.outputs})
     LATHE_CHECK(n >= 1, "convnet: images ", describe(at::IntArrayRef(image)), " and ",
-                sizes.outputs, " outputs; none may be empty");
+                sizes.outputs, " outputs; all sizes must be at least 1");
   each_block(
       c, [&](int64_t in, int64_t out, int64_t stride) { blocks.emplace_back(in, out, stride); });
   assign_random_streams(*this);

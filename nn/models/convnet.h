@@ -31,8 +31,9 @@ struct ConvNetConfig {
               one_of(init_names()).fixed())
 };
 
-/// relu(shortcut(x) + norm2(conv2(relu(norm1(conv1(x)))))). x [B, in, H, W] -> [B, out, H / stride,
-/// W / stride], rounded up. The stream of blocks stays in float32 under autocast.
+/// relu(shortcut(x) + norm2(conv2(relu(norm1(conv1(x)))))). x [B, in, H, W] ->
+/// [B, out, H / stride, W / stride], rounded up. The residual stream stays in float32 under
+/// autocast.
 struct BasicBlock {
   Conv2d conv1;
   BatchNorm2d norm1;
@@ -70,16 +71,16 @@ struct ConvNet {
   Dropout drop;
   Linear head;
 
-  /// Creates it for images [C, H, W], or [H, W] of one channel. Parameters are zero until they are
-  /// initialized.
+  /// Creates the model for images [C, H, W], or [H, W] with one channel. Parameters are zero until
+  /// they are initialized.
   ConvNet(const ConvNetConfig& config, const ModelSizes& sizes);
   /// Returns the next smaller version: fewer blocks per stage, fewer channels (down to 8), fewer
   /// stages (down to 3), then still fewer channels.
   static std::optional<ConvNetConfig> scale_down(const ConvNetConfig& config);
   /// Maps x [B, C, H, W] or [B, H, W] to [B, outputs].
   Variable operator()(const Variable& x) const;
-  /// Returns the training FLOPs of a sample: 6 for each weight and each position that it is applied
-  /// at, forward and backward.
+  /// Returns the training FLOPs of a sample: 6 for each weight at each position to which it is
+  /// applied, for forward and backward.
   double flops_per_unit() const;
   void visit(Visit& v) {
     v("stem", stem);

@@ -45,7 +45,7 @@ Variable GPT::features(const at::Tensor& ids_BT) const {
   ModuleCall call(*this, {{'C', config.n_embd}});
   call.input("ids", ids_BT, "B T");
   const int64_t t = ids_BT.size(1);
-  LATHE_CHECK(t <= config.block_size, "GPT: ", t, " tokens are longer than the context of ",
+  LATHE_CHECK(t <= config.block_size, "GPT: ", t, " tokens exceed the context of ",
               config.block_size);
   const at::Tensor starts = document_starts();
   const at::Tensor position_ids = token_positions(t, ids_BT.device());

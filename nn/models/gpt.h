@@ -1,6 +1,5 @@
 // GPT-2 (Radford et al. 2019): learned positions, pre-layer-norm blocks, GELU, an output head that
-// may share the token embedding's weight. Shapes: B batch, T time, C channels, V vocabulary, N = B
-// T.
+// may share the token embedding's weight. Shapes: B batch, T time, C channels, V vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +44,7 @@ struct Block {
   Dropout attn_drop, mlp_drop;
 
   explicit Block(const GPTConfig& config);
-  /// `starts` is that of CausalSelfAttention.
+  /// `starts` has the same meaning as for CausalSelfAttention.
   Variable operator()(const Variable& x_BTC, const at::Tensor& starts = {}) const;
   void visit(Visit& v) {
     v("norm1", norm1);
@@ -66,8 +65,8 @@ struct GPT {
   LayerNorm norm;
   Linear head;  ///< has no weight if weights are tied
 
-  /// Creates it on the CPU in float32, with parameters of zero until initialize(); under MetaInit
-  /// without storage.
+  /// Creates the model on the CPU in float32. Parameters are zero until initialize(); under
+  /// MetaInit they are on the meta device.
   explicit GPT(const GPTConfig& config);
 
   /// Maps ids int64 [B, T], T <= block_size, to logits [B, T, V].
@@ -77,15 +76,15 @@ struct GPT {
   /// Returns the head's weight [V, C]; the token embeddings if they are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
   /// Returns the training FLOPs of a token by the usual formula 6 N + 12 L C T, with 4 in place of
-  /// 6 for frozen parameters. N is the number of parameters in matmuls: all but position embeddings
-  /// and an untied token embedding. Kaplan et al. 2020; Chowdhery et al. 2022.
+  /// 6 for frozen parameters. N is the number of parameters without position embeddings and an
+  /// untied token embedding. Kaplan et al. 2020; Chowdhery et al. 2022.
   double flops_per_unit() const;
   /// Returns the first conflict between keys of the config, if any.
   static std::optional<ConfigFault> check(const GPTConfig& config);
   /// Returns the next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then
   /// fewer heads of the same width; a single head is halved in width.
   static std::optional<GPTConfig> scale_down(const GPTConfig& config);
-  /// Returns how tensor ranks cut its layers.
+  /// Returns how tensor ranks cut the model's layers.
   static std::vector<LayerCut> layer_cuts(const GPTConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true, divides_positions = true;
 

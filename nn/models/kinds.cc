@@ -20,12 +20,13 @@ namespace {
 
 std::vector<ModelKind>& table() {
   static std::vector<ModelKind> kinds{
-      model_kind<GPT, GPTConfig>(
-          "gpt", "GPT-2: a decoder of tokens with learned positions (Radford et al. 2019)"),
+      model_kind<GPT, GPTConfig>("gpt",
+                                 "GPT-2: a decoder-only transformer with learned position "
+                                 "embeddings (Radford et al. 2019)"),
       model_kind<Llama, LlamaConfig>("llama",
-                                     "LLaMA and relatives: rotary positions, RMS norm, SwiGLU, "
-                                     "grouped queries (Touvron et al. 2023)"),
-      model_kind<RNN, RNNConfig>("rnn", "a recurrent model of tokens, LSTM or GRU"),
+                                     "Llama and similar models: rotary positions, RMS norm, "
+                                     "SwiGLU, grouped-query attention (Touvron et al. 2023)"),
+      model_kind<RNN, RNNConfig>("rnn", "a recurrent language model, LSTM or GRU"),
       model_kind<MLP, MLPConfig>("mlp", "a multi-layer perceptron on examples of any shape"),
       model_kind<ConvNet, ConvNetConfig>("convnet",
                                          "a residual network on images (He et al. 2015)"),
@@ -33,7 +34,8 @@ std::vector<ModelKind>& table() {
   return kinds;
 }
 
-/// Returns half of a size, rounded down, and then its other divisors below it, the largest first.
+/// Returns half of `size`, rounded down, and then the other divisors of `size` below it, the
+/// largest first.
 std::vector<int64_t> smaller_sizes(int64_t size) {
   std::vector<int64_t> large, small;
   for (int64_t divisor = 1; divisor <= size / divisor && divisor <= 1'000'000; ++divisor) {

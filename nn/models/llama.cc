@@ -31,7 +31,7 @@ RotaryScaling scaling_of(const LlamaConfig& c) {
           .truncate = c.rope_truncate};
 }
 
-/// Returns drop(branch) + x; a norm of the branch's output comes before both.
+/// Returns x + drop(branch). If there is a norm, it normalizes the branch's output before dropout.
 template <class Branch>
 Variable add_normed(const Variable& x, const std::optional<RMSNorm>& norm, const Dropout& drop,
                     Branch&& branch) {
@@ -39,7 +39,8 @@ Variable add_normed(const Variable& x, const std::optional<RMSNorm>& norm, const
   return x + drop((*norm)(branch(Variable())));
 }
 
-/// Returns the first fault of the keys of rotary positions and windows of blocks.
+/// Returns the first fault in the keys of the blocks' rotary positions and windows, and of
+/// qk_norm_over.
 std::optional<ConfigFault> check_patterns(const LlamaConfig& c) {
   for (const auto& [key, pattern] :
        {std::pair("rope_layers", c.rope_layers), {"window_layers", c.window_layers}}) {
@@ -53,13 +54,13 @@ std::optional<ConfigFault> check_patterns(const LlamaConfig& c) {
   if (c.sliding_window == 0 && c.window_layers != "1")
     return ConfigFault{{"window_layers", "sliding_window"},
                        str("model.window_layers = \"", c.window_layers,
-                           "\" has no effect without model.sliding_window; set that too, or leave "
-                           "the layers out")};
+                           "\" has no effect without model.sliding_window; set "
+                           "model.sliding_window too, or leave model.window_layers out")};
   if (c.sliding_window == 0 && c.rope_local_theta != 0)
     return ConfigFault{{"rope_local_theta", "sliding_window"},
                        str("model.rope_local_theta = ", c.rope_local_theta,
-                           " has no effect without model.sliding_window; set that too, or leave "
-                           "the base out")};
+                           " has no effect without model.sliding_window; set model.sliding_window "
+                           "too, or leave model.rope_local_theta out")};
 
   if (c.rope_local_theta != 0 && c.rope_local_theta < 1)
     return ConfigFault{{"rope_local_theta"},
@@ -69,13 +70,13 @@ std::optional<ConfigFault> check_patterns(const LlamaConfig& c) {
     return ConfigFault{{"sliding_window", "window_layers"},
                        str("model.sliding_window = ", c.sliding_window,
                            " has no effect with model.window_layers = \"", c.window_layers,
-                           "\", which gives it to no block; leave one of them out")};
+                           "\", which selects no block for it; leave one of them out")};
 
   if (!c.qk_norm && c.qk_norm_over != "head")
     return ConfigFault{{"qk_norm_over", "qk_norm"},
                        str("model.qk_norm_over = \"", c.qk_norm_over,
-                           "\" has no effect without model.qk_norm = true; set that too, or leave "
-                           "it out")};
+                           "\" has no effect without model.qk_norm = true; set model.qk_norm too, "
+                           "or leave model.qk_norm_over out")};
   return std::nullopt;
 }
 
@@ -132,7 +133,7 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
   ModuleCall call(*this, {{'C', config.n_embd}});
   call.input("ids", ids_BT, "B T");
   const int64_t t = ids_BT.size(1);
-  LATHE_CHECK(t <= config.block_size, "Llama: ", t, " tokens are longer than the context of ",
+  LATHE_CHECK(t <= config.block_size, "Llama: ", t, " tokens exceed the context of ",
               config.block_size);
 
   const at::Tensor starts = document_starts();
@@ -182,8 +183,8 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
   if (c.head_width() % 2 != 0) {
     return ConfigFault{{"n_embd", "n_head", "head_dim"},
                        str("a head has ", c.head_width(),
-                           " channels (model.head_dim, or model.n_embd / model.n_head), "
-                           "but rotary positions rotate pairs of them; it must be even")};
+                           " channels (model.head_dim, or model.n_embd / model.n_head), but rotary "
+                           "positions rotate pairs of channels; the number must be even")};
   }
 
   if (c.n_head % c.kv_heads() != 0) {
@@ -213,11 +214,11 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
   }
 
   if (c.rope_scaling == "none" && c.rope_factor != 1) {
-    return ConfigFault{{"rope_factor", "rope_scaling"},
-                       str("model.rope_factor = ", c.rope_factor,
-                           " has no effect with model.rope_scaling = \"none\"; set that to linear, "
-                           "llama3 or yarn, or leave "
-                           "the factor out")};
+    return ConfigFault{
+        {"rope_factor", "rope_scaling"},
+        str("model.rope_factor = ", c.rope_factor,
+            " has no effect with model.rope_scaling = \"none\"; set model.rope_scaling to linear, "
+            "llama3 or yarn, or leave model.rope_factor out")};
   }
 
   return check_patterns(c);
@@ -236,7 +237,7 @@ std::vector<LayerCut> Llama::layer_cuts(const LlamaConfig& c) {
                      .units = c.kv_heads(),
                      .unit = "heads of keys and values (model.n_kv_head)"});
   if (!c.tie_weights) rules.push_back({.layers = "head"});
-  // A norm of all heads together needs the channels of all of them.
+  // A norm of all heads together needs the channels of all of them, so it can't be cut: units = 1.
   if (c.qk_norm && c.qk_norm_over == "projection")
     rules.push_back({.layers = "blocks.*.attn.q_norm",
                      .units = 1,
@@ -250,8 +251,8 @@ std::optional<LlamaConfig> Llama::scale_down(const LlamaConfig& config) {
   if (halve(c.n_layer, 2) || halve(c.block_size, 512) || halve(c.vocab_size, 8192)) return c;
   if (c.n_embd <= 64 && c.n_head * c.head_width() <= 64 && c.n_inner <= 256) return std::nullopt;
 
-  // Reduce heads of keys and values together with the heads of queries, so that each still serves
-  // as many.
+  // Reduce heads of keys and values together with the heads of queries, so that each head of keys
+  // and values still serves the same number of query heads.
   int64_t kv_heads = c.kv_heads(), head_width = c.head_width();
   const int64_t group = c.n_head / kv_heads;
   if (halve(kv_heads, 1)) {

@@ -29,7 +29,7 @@ struct LlamaConfig {
               between(0, 100000).fixed())
   LATHE_FIELD(int64_t, n_inner, 0,
               "Hidden units of the feed-forward layer. 0: 8/3 n_embd rounded up to a multiple of "
-              "32, which gives as many parameters as the kind gpt has.",
+              "32, which gives this layer about as many parameters as that of the kind gpt.",
               between(0, 1000000).fixed())
   LATHE_FIELD(int64_t, block_size, 64, "Context length, in tokens.", between(1, 1000000).fixed())
   LATHE_FIELD(int64_t, vocab_size, 0, "Size of the vocabulary. 0: that of the data.",
@@ -47,10 +47,11 @@ struct LlamaConfig {
   LATHE_FIELD(double, rope_factor, 1.0, "Divisor of the angles that rope_scaling changes.",
               between(1, 1e6).fixed())
   LATHE_FIELD(double, rope_low_freq_factor, 1.0,
-              "frequencies with fewer periods than this in rope_original_context are divided.",
+              "frequencies with fewer periods than this in rope_original_context are divided by "
+              "rope_factor.",
               between(1e-3, 1e6).fixed().of({"llama3"}, "rope_scaling"))
   LATHE_FIELD(double, rope_high_freq_factor, 4.0,
-              "frequencies with more periods than this stay as they are.",
+              "frequencies with more periods than this in rope_original_context stay as they are.",
               between(1e-3, 1e6).fixed().of({"llama3"}, "rope_scaling"))
   LATHE_FIELD(int64_t, rope_original_context, 8192,
               "context length of the original training, in tokens.",
@@ -85,10 +86,10 @@ struct LlamaConfig {
               "Pattern of one digit per block, repeated over all blocks: 1 uses sliding_window, 0 "
               "attends to the whole context (Gemma 2: 10, Gemma 3: 111110).",
               anything().fixed())
-  LATHE_FIELD(
-      double, query_pre_attn_scalar, 0.0,
-      "Attention scores are divided by the square root of this number. 0: the channels per head.",
-      between(0, 1e6).fixed())
+  LATHE_FIELD(double, query_pre_attn_scalar, 0.0,
+              "Attention scores are divided by the square root of this number. 0: the number of "
+              "channels per head.",
+              between(0, 1e6).fixed())
   LATHE_FIELD(double, attention_softcap, 0.0,
               "Soft cap of attention scores: a score s becomes c tanh(s / c), where c is this "
               "number (Gemma 2: 50). 0: no cap.",
@@ -144,13 +145,13 @@ struct LlamaConfig {
 struct LlamaBlock {
   std::optional<RMSNorm> norm1, post_norm1;  ///< of attention's input and output
   GroupedQueryAttention attn;
-  std::optional<RMSNorm> norm2, post_norm2;  ///< those of the feed-forward part
+  std::optional<RMSNorm> norm2, post_norm2;  ///< of the feed-forward part's input and output
   GatedFeedForward mlp;
   Dropout attn_drop, mlp_drop;
 
   /// `index` is the block's number, on which its window depends.
   LlamaBlock(const LlamaConfig& config, int64_t index);
-  /// `rope_table` and `starts` are those of GroupedQueryAttention.
+  /// `rope_table` and `starts` have the same meaning as for GroupedQueryAttention.
   Variable operator()(const Variable& x_BTC, const at::Tensor& rope_table,
                       const at::Tensor& starts = {}) const;
   void visit(Visit& v) {
@@ -169,15 +170,15 @@ struct LlamaBlock {
 struct Llama {
   LlamaConfig config;  ///< vocab_size is set
   Rotary rotary;
-  std::optional<Rotary> local_rotary;  ///< of blocks with a window, where it differs
+  std::optional<Rotary> local_rotary;  ///< of blocks with a window, if rope_local_theta > 0
   Embedding tokens;
   Dropout drop;
   std::vector<LlamaBlock> blocks;
   RMSNorm norm;
   Linear head;  ///< has no weight if weights are tied
 
-  /// Creates it on the CPU in float32, with parameters of zero until initialize(); under MetaInit
-  /// without storage.
+  /// Creates the model on the CPU in float32. Parameters are zero until initialize(); under
+  /// MetaInit they are on the meta device.
   explicit Llama(const LlamaConfig& config);
 
   /// Maps ids int64 [B, T], T <= block_size, to logits [B, T, V].
@@ -196,7 +197,7 @@ struct Llama {
   /// Returns the next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then
   /// fewer heads of the same width; a single head is halved in width.
   static std::optional<LlamaConfig> scale_down(const LlamaConfig& config);
-  /// Returns how tensor ranks cut its layers.
+  /// Returns how tensor ranks cut the model's layers.
   static std::vector<LayerCut> layer_cuts(const LlamaConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true, divides_positions = true;
 

@@ -37,7 +37,7 @@ Variable MLPLayer::operator()(const Variable& x) const {
 MLP::MLP(const MLPConfig& c, const ModelSizes& sizes)
     : config(c), features(c10::multiply_integers(sizes.input)) {
   LATHE_CHECK(features >= 1 && sizes.outputs >= 1, "mlp: inputs of ", features, " numbers and ",
-              sizes.outputs, " outputs; both must be 1 at least");
+              sizes.outputs, " outputs; both must be at least 1");
   int64_t in = features;
   for (int64_t i = 0; i < c.n_layer; ++i, in = c.n_hidden) layers.emplace_back(c, in);
   head = Linear(in, sizes.outputs, /*with_bias=*/true, Role::head);
@@ -47,7 +47,7 @@ MLP::MLP(const MLPConfig& c, const ModelSizes& sizes)
 Variable MLP::operator()(const Variable& x) const {
   ModuleCall call(*this, {{'O', head.weight.size(0)}});
   LATHE_CHECK(x.dim() >= 1 && x.numel() == x.size(0) * features, "mlp: inputs must have ", features,
-              " numbers a sample, got ", describe(x.data()));
+              " numbers per sample, got ", describe(x.data()));
   const Variable h = reshape(x, {x.size(0), features});
   return call.result(head(run_blocks(layers, h)), "B O");
 }

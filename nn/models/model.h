@@ -13,14 +13,14 @@
 //   add_model_kind(model_kind<Mine, MineConfig>("mine", "what it is"));
 // A module may also have these members:
 //   features(inputs), head_weight()
-//       its output is features W^T, so that a loss can take both without complete logits
+//       its output is features W^T, so that a loss can use both without storing complete logits
 //   double logit_softcap() const
-//       c: its output is c tanh(features W^T / c); 0, the default: features W^T
+//       if it returns c > 0, the output is c tanh(features W^T / c); default: 0, no cap
 //   double flops_per_unit() const
 //       training FLOPs of a token (language) or sample, for MFU; default: 6 N, 4 N for frozen
 //       parameters, where N excludes embeddings
 //   config.block_size, config.vocab_size
-//       the model takes sequences of at most block_size tokens
+//       the model takes sequences of at most block_size tokens, each below vocab_size
 //   config.init
 //       the initial values of its weights (nn/init.h); default: kaiming
 //   static std::optional<ConfigFault> check(const Config&)
@@ -35,11 +35,11 @@
 //       its attention uses a KeyValueCache (nn/layers/cache.h), so that text is generated without
 //       computing known positions again
 //   static constexpr bool separates_documents = true
-//       it reads SeparateDocuments (nn/layers/documents.h)
+//       it supports rows of several documents: SeparateDocuments (nn/layers/documents.h)
 //   static constexpr bool divides_positions = true
 //       only its attention mixes positions, in CausalSelfAttention or GroupedQueryAttention, and it
 //       takes positions from token_positions() (nn/layers/documents.h), so that dist.context may be
-//       above 1, and dist.sequence_parallel true where layer_cuts() cuts the attention
+//       above 1, and dist.sequence_parallel true if layer_cuts() cuts the attention
 #pragma once
 
 #include <concepts>
@@ -71,16 +71,16 @@ struct ConfigFault {
   std::string what;
 };
 
-/// How the layers that a pattern matches are cut among tensor ranks (dist/tensor_ranks.h):
-/// "blocks.*.mlp.up". A layer that is cut along its outputs (dim 0 of its weight) must feed layers
-/// that are cut along their inputs (dim 1); an Embedding and the head are cut along the vocabulary
-/// (dim 0).
+/// How the layers whose path matches a pattern, such as "blocks.*.mlp.up", are cut among tensor
+/// ranks (dist/tensor_ranks.h). A layer that is cut along its outputs (dim 0 of its weight) must
+/// feed layers that are cut along their inputs (dim 1); an Embedding and the head are cut along the
+/// vocabulary (dim 0).
 struct LayerCut {
   std::string layers;
   int64_t dim = 0;
   int64_t sections = 1;  ///< number of equal sections of the outputs, each of which is cut, such as
                          ///< 3 of packed queries, keys and values
-  int64_t units = 0;     ///< the ranks must divide this number; 0: parts may differ by a row
+  int64_t units = 0;     ///< the number of ranks must divide it; 0: parts may differ by a row
   std::string unit{};    ///< name of the units, with the key: "heads (model.n_head)"
 };
 
@@ -93,7 +93,7 @@ class Model {
 
   /// Maps a batch's inputs to logits [B, T, V] or [B, classes], or predictions [B, outputs].
   virtual Variable operator()(const at::Tensor& inputs) const = 0;
-  /// Returns whether the output is features W^T, or that capped by logit_softcap().
+  /// Returns whether the output is features W^T, capped by logit_softcap() if that is not 0.
   virtual bool has_head() const = 0;
   /// Returns the input of the head, [..., C]. Throws if has_head() is false.
   virtual Variable features(const at::Tensor& inputs) const = 0;
@@ -101,10 +101,10 @@ class Model {
   virtual const Variable& head_weight() const = 0;
   /// Returns the cap of the head's logits, or 0.
   virtual double logit_softcap() const { return 0; }
-  /// Returns whether a forward under a KeyValueCache::Use takes only new tokens.
+  /// Returns whether a forward pass under a KeyValueCache::Use takes only new tokens.
   virtual bool caches_keys() const = 0;
   virtual void visit(Visit& v) = 0;
-  /// Returns the training FLOPs of a token or sample by the usual formula.
+  /// Returns the training FLOPs of a token or sample, for MFU.
   virtual double flops_per_unit() const = 0;
   /// Returns a model whose parameters are handles to the same tensors.
   virtual std::unique_ptr<Model> clone() const = 0;
@@ -117,7 +117,7 @@ class Model {
 /// tanh(x W^T / c), which is computed in float32 or wider.
 Variable head_logits(const Variable& x, const Variable& weight, double softcap);
 /// Returns how many rows of logits head_cross_entropy() computes at a time: the same number on all
-/// tensor ranks, whose parts of the vocabulary may differ by one.
+/// tensor ranks, whose parts of the vocabulary may differ by one row.
 int64_t rows_of_logits(const Variable& weight);
 /// Returns the summed cross-entropy of head_logits() of x [N, C] over the targets [N] that are not
 /// -100, divided by `divisor` (0 stands for their number). Does not keep complete logits, with one
@@ -156,14 +156,14 @@ double matmul_flops(const std::vector<NamedParameter>& parameters);
 struct ModelKind {
   std::string name, doc;
   AnyConfig config;  ///< with its defaults
-  /// Creates the model on the CPU in float32, with parameters of zero until they are initialized;
-  /// under MetaInit without storage. It must not read or write them: under WithoutMemory, which
-  /// runs of several processes use, they have no memory yet.
+  /// Creates the model on the CPU in float32. Parameters are zero until they are initialized; under
+  /// MetaInit they are on the meta device. This function must not read or write parameters: under
+  /// WithoutMemory, which runs of several processes use, they have no memory yet.
   std::function<std::unique_ptr<Model>(const AnyConfig&, const ModelSizes&)> make;
   /// Returns the first conflict between keys of a config, if any.
   std::function<std::optional<ConfigFault>(const AnyConfig&)> check;
-  bool separates_documents = false;  ///< whether its forwards follow SeparateDocuments
-  bool divides_positions = false;    ///< whether its forwards follow DividePositions
+  bool separates_documents = false;  ///< whether it supports SeparateDocuments
+  bool divides_positions = false;    ///< whether it supports DividePositions
   /// Returns the next smaller version of a config; empty if the module has no scale_down().
   std::function<std::optional<AnyConfig>(const AnyConfig&)> scale_down{};
   /// Returns how tensor ranks cut the layers; empty if the module has no layer_cuts().
@@ -229,18 +229,20 @@ class ModelOf final : public Model {
 
 }  // namespace detail
 
-/// Returns a kind for the table.
+/// Returns the kind of a module and its config, for add_model_kind(). `doc` describes it in a few
+/// words.
 template <class Module, class Config>
 ModelKind model_kind(const char* name, const char* doc) {
   constexpr bool sized = std::constructible_from<Module, const Config&, const ModelSizes&>;
 
-  static_assert(sized || std::constructible_from<Module, const Config&>,
-                "a model is made from its config, or from its config and the data's sizes");
+  static_assert(
+      sized || std::constructible_from<Module, const Config&>,
+      "a model needs a constructor that takes its config, or its config and the data's sizes");
   static_assert(std::invocable<const Module&, const at::Tensor&>,
-                "a model is called with a batch's inputs");
+                "a model needs an operator() that takes the inputs of a batch");
   static_assert(
       requires(Module& m, Visit& v) { m.visit(v); },
-      "a model names its parameters in visit(Visit&)");
+      "a model needs visit(Visit&), which names its parameters");
 
   ModelKind kind{
       .name = name, .doc = doc, .config = AnyConfig::of<Config>(), .make = {}, .check = {}};

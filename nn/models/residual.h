@@ -1,4 +1,4 @@
-// A branch of a transformer block.
+// The residual connection of a transformer block.
 #pragma once
 
 #include "nn/layers.h"

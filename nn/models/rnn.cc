@@ -12,10 +12,9 @@ int64_t gates_of(const RNNConfig& c) { return c.cell == "lstm" ? 4 : 3; }
 
 std::optional<ConfigFault> RNN::check(const RNNConfig& c) {
   if (!c.tie_weights || c.n_embd == c.n_hidden) return std::nullopt;
-  return ConfigFault{
-      {"tie_weights", "n_embd", "n_hidden"},
-      str("tied weights need n_embd and n_hidden to be equal, not ", c.n_embd, " and ", c.n_hidden,
-          "; set tie_weights = false, or one of them to the other")};
+  return ConfigFault{{"tie_weights", "n_embd", "n_hidden"},
+                     str("tied weights need n_embd and n_hidden to be equal, not ", c.n_embd,
+                         " and ", c.n_hidden, "; set tie_weights = false, or make them equal")};
 }
 
 RNN::RNN(const RNNConfig& c)
@@ -38,7 +37,7 @@ Variable RNN::features(const at::Tensor& ids_BT) const {
   ModuleCall call(*this, {{'H', config.n_hidden}});
   call.input("ids", ids_BT, "B T");
   LATHE_CHECK(ids_BT.size(1) <= config.block_size, "RNN: ", ids_BT.size(1),
-              " tokens are longer than the context of ", config.block_size);
+              " tokens exceed the context of ", config.block_size);
   const Variable x_BTC = embedded_drop(tokens(ids_BT));
   return call.result(features_drop(lstm ? (*lstm)(x_BTC).first : (*gru)(x_BTC).first), "B T H");
 }

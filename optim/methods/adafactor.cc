@@ -110,7 +110,7 @@ class Adafactor final : public Method {
     });
   }
 
-  /// Does the same by ATen's ops.
+  /// Does the same as update(), by ATen's ops.
   void update_by_tensors(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
                          at::Device device) const {
     const SlotTensors of(slot, rule, control, device);

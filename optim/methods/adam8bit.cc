@@ -45,7 +45,7 @@ class Moment {
     scales_ = at::from_blob(scales, {blocks_, 1}, on_device.dtype(at::kFloat));
   }
 
-  /// Returns the numbers, float32 [n].
+  /// Returns the decoded moment, float32 [n].
   at::Tensor values() const {
     // A dry run has no codes to look up.
     const at::Tensor of_codes = is_dry_run() ? at::empty(codes_.sizes(), levels_.values.options())
@@ -53,7 +53,7 @@ class Moment {
     return (in_blocks(of_codes) * scales_).view({-1}).narrow(0, 0, n_).contiguous();
   }
 
-  /// Rounds numbers to the nearest levels, unless the step is skipped.
+  /// Encodes `values` [n], rounded to the nearest levels, unless the step is skipped.
   void round(const at::Tensor& values, const SlotTensors& of) {
     const at::Tensor blocks = in_blocks(values);
     const at::Tensor largest = blocks.abs().amax(1, /*keepdim=*/true);
@@ -76,7 +76,7 @@ class Moment {
 };
 
 /// Adam and AdamW with moments in 8 bits, see core/kernels/adam8bit.h. Tensors of fewer than 4096
-/// elements keep their moments in the dtype of adam and adamw.
+/// elements keep their moments in the dtype that adam and adamw use.
 class Adam8bit final : public Method {
  public:
   explicit Adam8bit(const OptimConfig& config)
@@ -118,7 +118,8 @@ class Adam8bit final : public Method {
 
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
               bool cuda) const override {
-    // On a GPU each use of the levels would otherwise copy them there, and wait for it.
+    // Copy the levels once. Otherwise each use of them on a GPU would copy them there, and wait for
+    // the copy.
     std::optional<std::array<Levels, 2>> levels;
     if (const auto device = device_of_tensors(cuda))
       levels = {Levels(/*with_sign=*/true, *device), Levels(/*with_sign=*/false, *device)};
@@ -141,8 +142,8 @@ class Adam8bit final : public Method {
   }
 
  private:
-  /// Does the same by ATen's ops. The moments of some blocks at a time are converted to numbers,
-  /// updated by the rule of adam or adamw, and rounded to codes.
+  /// Does the same as adam8bit_cpu(), by ATen's ops. The moments of some blocks at a time are
+  /// converted to numbers, updated by the rule of adam or adamw, and rounded to codes.
   void update_by_tensors(const UpdateArgs& all, const UpdateRule& rule, StepControl* control,
                          const std::array<Levels, 2>& levels) const {
     const at::Device device = levels[0].values.device();

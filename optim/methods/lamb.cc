@@ -16,8 +16,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the sums of numbers over the tensor ranks that have parts of a parameter, with the same
-/// bits on each. `own`: those of this rank, 1-D.
+/// Returns the sum of `own` (1-D, numbers about this rank's part of a parameter) over the tensor
+/// ranks that have parts of it, with the same bits on each rank.
 at::Tensor sum_of_parts(const SlotUpdate& slot, const at::Tensor& own) {
   const int64_t parts = slot.cut->parts;
   const TensorCut all{.sections = {parts * own.numel()}, .part = slot.cut->part, .parts = parts};
@@ -70,7 +70,7 @@ class Lamb final : public Method {
   }
 
  private:
-  /// Does the same for one parameter by ATen's ops.
+  /// Does the same as update(), for one parameter and by ATen's ops.
   static void update_by_tensors(const SlotUpdate& slot, const UpdateRule& rule,
                                 StepControl* control, at::Device device) {
     const SlotTensors of(slot, rule, control, device);

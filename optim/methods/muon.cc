@@ -21,8 +21,8 @@
 namespace lathe {
 namespace {
 
-/// Computes out = a b, a^T b or a b^T. float32 uses Lathe's kernels, whose bits are the same on any
-/// number of threads.
+/// Computes out = a b, a^T b or a b^T. float32 products on CPUs use Lathe's kernels, whose bits are
+/// the same on any number of threads.
 void product(const at::Tensor& a, bool a_t, const at::Tensor& b, bool b_t, at::Tensor& out) {
   if (a.scalar_type() != at::kFloat || !a.is_cpu() || !gemm_ready(Element::f32)) {
     at::mm_out(out, a_t ? a.t() : a, b_t ? b.t() : b);
@@ -61,11 +61,11 @@ struct Workspace {
     square = at::empty_like(gram);
   }
   at::Tensor x, other;      // [r, c]
-  at::Tensor gram, square;  // products of x with itself, of its smaller side
+  at::Tensor gram, square;  // [n, n], n = min(r, c): the smaller of x x^T and x^T x; its square
 };
 
-/// Brings the singular values of x, whose norm is at most 1, near 1: x = (a I + b x x^T + c
-/// (x x^T)^2) x, `steps` times, or with x^T x from the right where that is smaller.
+/// Brings the singular values of x, whose norm is at most 1, near 1: x = (a I + b x x^T + c (x
+/// x^T)^2) x, `steps` times, or with x^T x from the right if that is smaller.
 void newton_schulz(Workspace& workspace, int64_t steps) {
   auto& [x, other, gram, square] = workspace;
   const bool wide = x.size(0) <= x.size(1);
@@ -92,8 +92,8 @@ double newton_schulz_flops(int64_t rows, int64_t columns, int64_t steps) {
 
 /// Muon: the direction of core/kernels/muon.h, made orthogonal by Newton-Schulz iterations. It
 /// updates only hidden matrices (Role), and treats a filter as the matrix [out, all others]. AdamW
-/// updates the other parameters. muon_scale "rms" is Liu et al. 2025, "Muon is scalable for LLM
-/// training"; "spectral" is Jordan's.
+/// updates the other parameters. muon_scale "rms" is from Liu et al. 2025, "Muon is scalable for
+/// LLM training", and "spectral" from Jordan's original Muon.
 class Muon final : public Method {
  public:
   explicit Muon(const OptimConfig& config)
@@ -149,11 +149,13 @@ class Muon final : public Method {
       }
       return;
     }
-    // Joining parts is a collective, so these follow each other, each on all threads.
+    // Joining the parts of a cut matrix is a collective, so cut matrices are updated one after
+    // another, each on all threads.
     for (const SlotUpdate& slot : cut) update(slot, rule, control);
 
-    // The largest come first, so that threads end together. With many matrices each is updated on
-    // one thread; a matrix product gives the same bits on one thread as on all.
+    // The largest matrices come first, so that threads end at about the same time. If there are
+    // many, each is updated on one thread; a matrix product gives the same bits on one thread as on
+    // all.
     std::stable_sort(matrices.begin(), matrices.end(),
                      [](const SlotUpdate& a, const SlotUpdate& b) { return a.args.n > b.args.n; });
 
@@ -170,8 +172,8 @@ class Muon final : public Method {
   }
 
  private:
-  /// Allocates the workspaces of the first `count` matrices at the same time, as the threads would:
-  /// a dry run does not run the threads' work.
+  /// Allocates the workspaces of the first `count` matrices at the same time, as the threads of a
+  /// real run do. A dry run does not run the threads' work.
   static void allocate_workspaces(const std::vector<SlotUpdate>& matrices, int64_t count) {
     std::vector<Workspace> all;
     for (int64_t i = 0; i < count; ++i)
@@ -231,7 +233,7 @@ class Muon final : public Method {
     update_elements({{.args = args, .sizes = slot.sizes, .whole = true}}, rule, control, false);
   }
 
-  /// Does the same by ATen's ops.
+  /// Does the same as update(), by ATen's ops.
   void update_by_tensors(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
                          at::Device device) const {
     const SlotTensors of(slot, rule, control, device);

@@ -11,8 +11,8 @@ namespace lathe {
 
 /// Divides tensors, of which tensor i has sizes[i] elements, into pieces of `size` elements, and
 /// calls f(which, piece, begin, end) for elements [begin, end) of tensor `which`. All tensors share
-/// one parallel loop, so that no thread waits at the end of each. `piece` counts the pieces of all
-/// tensors.
+/// one parallel loop, so that no thread waits at the end of each tensor. `piece` counts the pieces
+/// of all tensors.
 template <class F>
 void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
   std::vector<int64_t> first{0};  // the first piece of each tensor
@@ -36,7 +36,7 @@ void each_piece(int64_t n, int64_t size, F&& f) {
                 [&](size_t, int64_t piece, int64_t begin, int64_t end) { f(piece, begin, end); });
 }
 
-/// Returns the sum of f(begin, end) over such pieces.
+/// Returns the sum of f(begin, end) over the pieces of one tensor, in the order of pieces.
 template <class F>
 double piece_sum(int64_t n, int64_t size, F&& f) {
   std::vector<double> sums(static_cast<size_t>((n + size - 1) / size));

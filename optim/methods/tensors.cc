@@ -58,7 +58,7 @@ at::Tensor SlotTensors::gradient() const {
     g = at::minimum(at::maximum(g, -most), most);
   }
 
-  // As grad_scale_of() in core/kernels/update_math.h.
+  // The scale is computed as in grad_scale_of() in core/kernels/update_math.h.
   at::Tensor scale = number(&StepControl::grad_scale);
   if (rule_.clip_parameter > 0 && a.sums != nullptr) {
     const at::Tensor norm =
@@ -86,7 +86,7 @@ void SlotTensors::descend(const at::Tensor& direction, double weight_decay, doub
   const at::Tensor contiguous = direction.contiguous();
   args.grad = contiguous.const_data_ptr();
   args.grad_type = element_of(dtype_);
-  // Weight decay is multiplied by lr_scale as well, so its rate is divided.
+  // Weight decay is multiplied by lr_scale as well, so divide its rate by `length`.
   args.lr_scale *= length;
   args.weight_decay = weight_decay / length;
 

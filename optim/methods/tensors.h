@@ -14,7 +14,7 @@ namespace lathe {
 /// skipped and by which factor gradients are multiplied, so these numbers are tensors too.
 class SlotTensors {
  public:
-  /// The arguments must outlive it.
+  /// The arguments must outlive this object.
   SlotTensors(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
               at::Device device);
 
@@ -27,7 +27,7 @@ class SlotTensors {
   at::Tensor state(int place, at::IntArrayRef sizes) const { return state(place, sizes, dtype_); }
   /// Sets a tensor of the state, unless the step is skipped.
   void set(const at::Tensor& state, const at::Tensor& value) const;
-  /// Returns a number of the step's control, float64 [].
+  /// Returns a member of the step's StepControl, float64 [].
   at::Tensor number(double StepControl::* member) const;
   /// Returns the number of updates including this one, float64 [].
   at::Tensor updates() const;
@@ -47,7 +47,7 @@ class SlotTensors {
   at::ScalarType dtype_;  // of the state
 };
 
-/// Returns the device on which a method updates by tensors, or nullopt if it uses its kernels.
+/// Returns the device on which a method updates by ATen's ops, or nullopt if it uses its kernels.
 std::optional<at::Device> device_of_tensors(bool cuda);
 /// Returns the Frobenius norm, float64 [].
 at::Tensor norm_of(const at::Tensor& t);

@@ -1,5 +1,5 @@
-// Mixed precision: autocast, loss scaling, fp8, parameters without masters, and the small versions
-// of the experiments of docs/reference/precision.md.
+// Tests of mixed precision: autocast, loss scaling, fp8, parameters without master weights, and
+// small versions of the experiments of docs/reference/precision.md.
 
 #include <thread>
 
@@ -29,8 +29,8 @@ double number(const Json& j) {
   return j.is_string() ? std::stod(j.get<std::string>()) : j.get<double>();
 }
 
-/// Returns how many steps of a recording of torch.amp.GradScaler
-/// (tests/oracles/grad_scaler/record.py) have other results here.
+/// Returns the number of steps of a recording of torch.amp.GradScaler
+/// (tests/oracles/grad_scaler/record.py) in which Lathe has other results.
 int differing_steps(const Json& recording, double backoff) {
   OptimConfig c;
   c.kind = "sgd";
@@ -112,7 +112,8 @@ TEST_CASE("a scaler at its minimum, and too many skips in a row, end the run", "
   };
   // The scale is 8, 4 and 2 in the skipped steps, then 1 in the finite step 4 and in step 5.
   CHECK(steps_to_end({.min_scale = 1, .max_skips = 100}, 8) == 5);
-  CHECK(steps_to_end({.min_scale = 1e-30, .max_skips = 7}, 8) == 11);  // after the clean step 4
+  CHECK(steps_to_end({.min_scale = 1e-30, .max_skips = 7}, 8) == 11);  // 7 skips after the finite
+                                                                       // step 4
   CHECK(steps_to_end({.dynamic = false, .max_skips = 4}, 8) == 8);
   CHECK(steps_to_end({.dynamic = false, .max_skips = 10}, 8) == 0);
 }
@@ -252,7 +253,8 @@ TEST_CASE("fp8 products have the same bits on any number of threads", "[amp]") {
     const at::Tensor t = torch::randn({rows, columns});
     return to_fp8(t, t.abs().max(), at::kFloat8_e4m3fn);
   };
-  // A deep product with a small result, which libraries divide along its depth.
+  // A matrix product with a small result and a long inner dimension, along which libraries divide
+  // it among threads.
   const Fp8Tensor a = q(64, 4096, 1), b = q(48, 4096, 2);
   std::vector<at::Tensor> results;
   for (const int n : {1, 2, 3}) {
@@ -287,7 +289,7 @@ TEST_CASE("delayed fp8 scaling uses the maxima of previous steps", "[amp]") {
   CHECK(largest(1) == 100);  // two steps are remembered: 100 and 1
   s.advance();
   CHECK(largest(1) == 1);
-  CHECK(std::isinf(largest(INFINITY)));  // visible now, and not remembered
+  CHECK(std::isinf(largest(INFINITY)));  // returned now, but not remembered
   s.advance();
   CHECK(largest(5) == 1);
 }
@@ -340,8 +342,8 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
 TEST_CASE("long sums: in the dtype they stall, in float32 they do not", "[amp]") {
   for (const auto& e : accumulation_errors(5)) {
     INFO(e.n << " terms of " << toString(e.dtype));
-    const double spacing =
-        e.dtype == at::kHalf ? 0x1p-11 : 0x1p-8;  // half the relative spacing: one rounding
+    const double spacing = e.dtype == at::kHalf ? 0x1p-11 : 0x1p-8;  // half the relative spacing,
+                                                                     // the error of one rounding
     CHECK(e.dot_fp32 < 1e-4);
     CHECK(e.norm_fp32 < 1e-4);
     CHECK(e.dot_op < spacing + 1e-5);  // the result is rounded once
@@ -369,7 +371,8 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes with the same
       {"bf16", {"--amp.dtype=bf16"}},
       {"uncached", {"--amp.dtype=bf16", "--amp.working_copies=false", "--amp.cache=false"}},
       {"fp16", {"--amp.dtype=fp16"}},
-      // Overflows at first, then grows every third step until it overflows again.
+      // Gradients overflow at first. Then the scale grows every third step until they overflow
+      // again.
       {"moving", {"--amp.dtype=fp16", "--amp.loss_scale=16777216", "--amp.growth_interval=3"}},
       {"fp8", {"--amp.dtype=fp8", "--amp.fp8_edge_blocks=0"}},
       {"delayed", {"--amp.dtype=fp8", "--amp.fp8_edge_blocks=0", "--amp.fp8_scaling=delayed"}},
@@ -399,7 +402,8 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes with the same
     const auto lines = metrics_of(f / name);
     const double loss = lines.back()["val_loss"];
     if (name == "fp32") wide = loss;
-    // The moving scale skips updates and so trains less; the others differ by rounding.
+    // With the moving scale, some updates are skipped, so that run trains less. The others differ
+    // only by rounding.
     CHECK(loss == Approx(wide).epsilon(name == "moving"                     ? 0.3
                                        : name == "fp8" || name == "delayed" ? 0.01
                                                                             : 0.005));

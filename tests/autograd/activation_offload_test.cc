@@ -24,7 +24,8 @@ using lathe::test::TempFolder;
 
 int64_t activation_bytes() { return memory_stats().used[static_cast<size_t>(Memory::activations)]; }
 
-/// Returns what offloading must not change: results, gradients, and gradients of gradients.
+/// Returns the tensors that offloading must not change: results, gradients, and gradients of
+/// gradients.
 std::vector<at::Tensor> derivatives(const test::OpCase& row, ActivationOffloader* offload,
                                     size_t* packed, at::Device device = at::kCPU) {
   const TrainingStep step(test::step_random);
@@ -196,7 +197,7 @@ TEST_CASE("recomputed parts keep their inputs on the disk", "[activation_offload
   const Variable y = model(x);
   CHECK(activation_bytes() - before <= 5 * each);
   CHECK(at::equal(grad(y, {x})[0].data(), plain));
-  // Inputs that are changed in place are still noticed where they have not left memory.
+  // A change of an input in place is still noticed if the input has not left memory.
   const Variable h = x * 1.0, z = recompute(block, h);
   h.data().add_(1);
   CHECK_THAT(error_of([&] { grad(sum(z), {x}); }),
@@ -217,7 +218,7 @@ TEST_CASE("graphs may be retained, run backward again, freed, or never run backw
   CHECK(at::equal(first, second));
   CHECK(at::equal(first, third));
 
-  // The file space of freed graphs is reused, also behind a graph that stays.
+  // The file space of freed graphs is reused, also if a graph before it in the file stays alive.
   const Variable stays = sum(long_chain(x, 10));
   const int64_t bytes = offload.file_bytes();
   for (int i = 0; i < 400; ++i) grad(sum(long_chain(x, 10)), {x});
@@ -267,7 +268,7 @@ TEST_CASE("a disk error ends the pass with an error that names the scratch file"
         };
       }
 
-      // The file has room for another such step, so only a longer chain makes it grow.
+      // The file has space for another such step, so only a longer chain makes it grow.
       const bool must_grow = call == std::string("fallocate");
       const std::string error = error_of([&] {
         if (must_grow)

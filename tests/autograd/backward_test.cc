@@ -1,4 +1,4 @@
-// The engine: accumulation, sharing, freeing, hooks, modes, and graphs of any depth.
+// Tests of the engine: accumulation, sharing, freeing, hooks, modes, and graphs of any depth.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -98,7 +98,7 @@ TEST_CASE("backward refuses roots without gradients and gradients of wrong shape
              ContainsSubstring("float64[3]") && ContainsSubstring("float64[2]"));
 }
 
-/// Throws what the test sets: in forward or in backward, ATen's error or ours.
+/// Throws the error that a test sets, in forward or in backward. It is one of ATen's or Lathe's.
 struct WrongThrower {
   static constexpr OpInfo info{.name = "wrong_thrower"};
   std::function<void()> forward_throws = [] {}, backward_throws = [] {};
@@ -319,7 +319,7 @@ TEST_CASE("sizes that do not fit are errors, and empty inputs are not", "[backwa
   CHECK_THAT(error_of([&] { layer_norm(t({2, 0}), {}, {}); }),
              ContainsSubstring("layer_norm(float32[2,0])") && ContainsSubstring("last dim"));
 
-  // Attention of no positions, and of no samples.
+  // Attention with no positions, and with no samples.
   for (const std::vector<int64_t>& shape :
        std::vector<std::vector<int64_t>>{{1, 0, 12}, {0, 3, 12}}) {
     const Variable x = t(shape), y = attention(x, 2);
@@ -332,7 +332,7 @@ TEST_CASE("sizes that do not fit are errors, and empty inputs are not", "[backwa
   backward(sum(y));
   CHECK(y.sizes() == empty.sizes());
 
-  // Linear layers of no inputs, and of no outputs.
+  // Linear layers with no input features, and with no output features.
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{0, 4}, {4, 0}}) {
     const Variable x = t({2, 3, in}), w = t({out, in}), b = t({out});
     const Variable z = linear(x, w, b);

@@ -43,7 +43,7 @@ TEST_CASE("dropout's mask equals Philox's words from any position", "[boundary_c
 TEST_CASE("scores and logits far below zero give correct results", "[boundary_cases]") {
   at::Tensor qkv = torch::zeros({1, 9, 48});
   qkv.slice(2, 0, 16).fill_(10);
-  qkv.slice(2, 16, 32).fill_(-10);  // scores of -400; the last vector of 9 is partial
+  qkv.slice(2, 16, 32).fill_(-10);  // scores of -400; the last SIMD vector of 9 keys is partial
   qkv.slice(2, 32, 48).copy_(torch::arange(9).view({9, 1}).expand({9, 16}));
   const at::Tensor y = attention(Variable(qkv), 1).data();
   for (int64_t t = 0; t < 9; ++t)
@@ -119,7 +119,7 @@ TEST_CASE("stochastic rounding is the same on any number of threads, and leaves 
   for (const int n : {2, 3}) CHECK(trained(n).equal(one));
   at::set_num_threads(threads);
   CHECK(round_stochastic(0x7f800000u, 0xffffu) == 0x7f80u);
-  // Random bits added to this NaN would carry into its sign: -0.
+  // If random bits were added to this NaN, the carry would reach its sign and give -0.
   CHECK(round_stochastic(0x7fffffffu, 0xffffu) == 0x7fffu);
 }
 

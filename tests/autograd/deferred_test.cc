@@ -1,5 +1,5 @@
-// Tests that deferred() gives the bits of the ops run one by one, whatever follows an elementwise
-// op and whichever results keep a handle.
+// Tests that deferred() gives the same bits as the ops run one by one, whatever op follows an
+// elementwise op, and whether or not a result still has a handle (a Variable that refers to it).
 #include "autograd/deferred.h"
 
 #include <ATen/Parallel.h>
@@ -50,7 +50,7 @@ int fused_ops(const Variable& root) {
   return count;
 }
 
-/// A random graph: the same for each seed, deferred or not.
+/// A random graph. It depends only on the seed, not on whether its ops are deferred.
 class RandomGraph {
  public:
   explicit RandomGraph(uint64_t seed) : random_(seed) { torch::manual_seed(seed); }
@@ -147,7 +147,7 @@ class RandomGraph {
       }
 
       case 8: {
-        // Changes a constant in place after an op of it was recorded.
+        // Changes a constant in place after an op on it was recorded.
         Variable constant = Variable(leaves_[0].data().clone());
         const Variable y = full() + constant;
         {
@@ -166,7 +166,8 @@ class RandomGraph {
 
       case 11: {
         const Variable x = full();
-        // Two uses of x in one part and one in another, whose order must not change.
+        // x is used twice in one fused op and once in another. The order in which their gradients
+        // are added must not change.
         const Variable a = x * 1.1, b = exp(x * -0.1);
         const Variable c = a * x;
         add(b);
@@ -196,7 +197,7 @@ class RandomGraph {
   Result result_;
 };
 
-/// While alive, ATen uses one thread: the tensors are small.
+/// While alive, ATen uses one thread, because the tensors are small.
 class OneThread {
  public:
   OneThread() { at::set_num_threads(1); }
@@ -255,7 +256,7 @@ TEST_CASE("deferred random graphs have the same bits as their ops run one by one
 }
 
 /// Returns the result and the gradients of a row of the op table, with an elementwise op before the
-/// op and two after it, so that every op stands between deferred ones.
+/// op and two after it, so that every op is between deferred ones.
 std::vector<at::Tensor> run_row(const lathe::test::OpCase& row, bool is_deferred) {
   torch::manual_seed(3);
   const TrainingStep step(lathe::test::step_random);
@@ -390,7 +391,7 @@ TEST_CASE("second derivatives go through deferred ops", "[deferred]") {
                    b = Variable::parameter(torch::ones({7}) * 0.1);
     int calls = 0;
     const Variable loss = run(is_deferred, [&] {
-      // z is an op of its own, and its second derivative flows through its result.
+      // z is computed by a separate op, whose second derivative flows through its result.
       const Variable y = tanh(six_ops(x, w, b).detach() * 0.1 + x), z = exp(y);
       z.register_hook([&](const at::Tensor&) {
         ++calls;
@@ -420,7 +421,8 @@ TEST_CASE("changes in place are noticed", "[deferred]") {
   y.data().add_(1);
   CHECK_THROWS_AS(sum(y).backward(), Error);
 
-  // Change an input that a deferred op has not read yet, through a handle that is not a Variable.
+  // Change an input that a deferred op has not read yet, through an at::Tensor instead of a
+  // Variable.
   const at::Tensor raw = torch::ones({4, 5});
   const Variable constant(raw);
   const auto change_raw = [&] {

@@ -1,5 +1,5 @@
-// Guarantees of the engine that backward_test.cc does not cover: when a gradient is complete, what
-// a hook sees, threads, ties, and the counted FLOPs of ops with matrix products.
+// Guarantees of the engine that backward_test.cc does not cover: when a gradient is complete, which
+// gradient a hook gets, threads, ties, and the counted FLOPs of ops with matrix products.
 #include <barrier>
 #include <thread>
 
@@ -27,7 +27,7 @@ TEST_CASE("a parameter's gradient is complete before anything earlier in the gra
     p.register_post_accumulate_grad_hook([&order, name](Leaf&) { order.push_back(name); });
     return p;
   };
-  // Parameters are made before every node, so by age alone they would come last.
+  // Parameters are created before all nodes, so if only their age counted, they would come last.
   const Variable first = parameter("first"), twice = parameter("twice"), third = parameter("third");
   const auto named = [&](const Variable& v, const std::string& name) {
     v.register_hook([&order, name](const at::Tensor&) {
@@ -174,7 +174,7 @@ TEST_CASE("two threads' passes into one parameter lose nothing", "[engine_guaran
 
 TEST_CASE("two threads' passes through linear layers of one weight lose nothing",
           "[engine_guarantees]") {
-  // Whole numbers, so that float32 sums are exact: each pass adds rows * 1 to each weight.
+  // Use integers, so that float32 sums are exact: each pass adds rows * 1 to each weight.
   const Variable w = Variable::parameter(torch::ones({64, 64})),
                  b = Variable::parameter(torch::ones({64}));
   const Variable x(torch::ones({8, 64}));
@@ -221,7 +221,7 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
       if (subset < 4) {
         CHECK(counted({{2, 3, 5}, {7, 5}}, subset, [](V x) { return linear(x[0], x[1]); }) ==
               std::pair(one, needed * one));
-        // 4 products of [3, 5] and [5, 7]; then 2 x 3 of them, whose factors are shared
+        // 4 products of [3, 5] and [5, 7]; then 2 x 3 products, whose factors are broadcast
         const double batched = 4 * 2 * 3 * in * out, shared = 6 * 2 * 3 * in * out;
         CHECK(counted({{4, 3, 5}, {4, 5, 7}}, subset, [](V x) { return matmul(x[0], x[1]); }) ==
               std::pair(batched, needed * batched));
@@ -231,9 +231,10 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
         CHECK(counted({{6, 5}, {9, 5}}, subset,
                       [](V x) {
                         return linear_cross_entropy(x[0], x[1], torch::arange(6, at::kLong));
-                      }) ==
-              (kernels ? std::pair((1 + needed) * logits, 0.0)  // gradients are made with the loss
-                       : std::pair(logits, needed * logits)));
+                      }) == (kernels
+                                 ? std::pair((1 + needed) * logits, 0.0)  // gradients are computed
+                                                                          // with the loss
+                                 : std::pair(logits, needed * logits)));
       }
 
       if (subset < 8) {
@@ -263,7 +264,7 @@ TEST_CASE("a GPT's step costs what the formula says", "[engine_guarantees]") {
     m.block_size = 32;
     m.vocab_size = 300;
     m.tie_weights = tie;
-    m.bias = false;  // the formula counts all parameters; biases take part in no product
+    m.bias = false;  // the formula counts all parameters, but biases take part in no matrix product
     GPT model = test::make_gpt(m, 1);
     const at::Tensor ids = torch::arange(2 * 32, at::kLong).view({2, 32});
 
@@ -275,8 +276,8 @@ TEST_CASE("a GPT's step costs what the formula says", "[engine_guarantees]") {
 
       INFO((kernels ? "Lathe's" : "ATen's") << " kernels" << (tie ? ", tied" : ""));
       CHECK(count.matmul() / 64 == Approx(model.flops_per_unit()).epsilon(0.01));
-      const double early =
-          kernels ? 2 * (2.0 * 2 * 32 * 96 * 300) : 0;  // the head's gradients, made with the loss
+      const double early = kernels ? 2 * (2.0 * 2 * 32 * 96 * 300) : 0;  // the head's gradients,
+                                                                         // computed with the loss
       CHECK(count.backward.matmul + early ==
             Approx(2 * (count.forward.matmul - early)).epsilon(1e-12));
     }
@@ -301,7 +302,7 @@ TEST_CASE("an op takes an accumulated gradient only in the dtype that it asks fo
           "[engine_guarantees]") {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     const Variable x = Variable::parameter(torch::ones({3}, dtype)), h = x * 2.0;
-    const Variable early = apply(WrongTaker{}, h), late = h * 3.0;  // the newest runs first
+    const Variable early = apply(WrongTaker{}, h), late = h * 3.0;  // the newest node runs first
     backward(sum(early, {}) + sum(late, {}));
     CHECK(WrongTaker::taken == (dtype == at::kFloat));
     CHECK(x.leaf().grad.equal(torch::full({3}, 8.0, dtype)));
@@ -315,7 +316,7 @@ TEST_CASE("autocast does not round the residual that a linear layer adds", "[eng
   const Autocast autocast(Compute{at::kBFloat16});
   const at::Tensor y = linear(x, w, {}, residual).data();
   CHECK(y.scalar_type() == at::kFloat);
-  // A residual of about 1000 in bfloat16 would be up to 2 off.
+  // A residual of about 1000 would have an error of up to 2 in bfloat16.
   const at::Tensor product = x.data()
                                  .to(at::kBFloat16)
                                  .to(at::kFloat)

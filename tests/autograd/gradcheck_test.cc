@@ -42,7 +42,8 @@ TEST_CASE("gradcheck finds one wrong element and names it", "[gradcheck]") {
   };
   CHECK_THAT(gradcheck_error(doubled), ContainsSubstring("gradcheck: input 1, element [1,2]"));
   CHECK_THAT(gradcheck_error(doubled, 1e-9),
-             ContainsSubstring("gradcheck: input 1, element [1,2]"));  // also if all are tiny
+             ContainsSubstring("gradcheck: input 1, element [1,2]"));  // also if all gradients are
+                                                                       // tiny
   CHECK(gradcheck_error([](const at::Tensor& g) { return g; }, 1e-9) == "");
   CHECK_THAT(gradcheck_error([](const at::Tensor& g) { return g * NAN; }),
              ContainsSubstring("input 1, element [0,0]") && ContainsSubstring("nan"));
@@ -107,7 +108,7 @@ Variable squared_gradients(const std::vector<Variable>& v) {
 
 TEST_CASE("a gradient penalty through fused ops has correct gradients", "[gradcheck]") {
   gradcheck(squared_gradients, network_inputs(at::kDouble), {.tolerance = 1e-4});
-  // In float32 the forward pass is fused; what float32 loses over some 100 roundings is allowed.
+  // In float32 the forward pass is fused. The error of about 100 float32 roundings is allowed.
   const auto gradients = [](at::ScalarType dtype) {
     std::vector<Variable> in = network_inputs(at::kDouble);
     for (Variable& v : in) v = Variable::parameter(v.data().to(dtype));

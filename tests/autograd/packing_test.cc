@@ -1,4 +1,4 @@
-// Tests of memory.saved: tensors saved for backward are rounded to bfloat16 or fp8, and no others.
+// Tests of memory.saved: tensors saved for backward, and no others, are rounded to bfloat16 or fp8.
 #include "autograd/packing.h"
 
 #include <cmath>
@@ -275,7 +275,7 @@ TEST_CASE("small tensors, parameters, statistics, data and tensors of losses are
   CHECK(PackedByOp(cross_entropy(h, torch::zeros({16}, at::kLong))).packed.empty());
   CHECK(PackedByOp(h * expand(slice(h, 0, 0, 1), {16, 64})).packed.size() == 1);
 
-  // Only fp8 makes bfloat16 activations smaller.
+  // Only packing to fp8 makes bfloat16 activations smaller.
   const Variable low = cast(h, at::kBFloat16);
   CHECK(PackedByOp(tanh(low)).packed == Names{"uint8[16,64]"});
   const PackSaved halves(Packing::bf16);
@@ -302,7 +302,7 @@ TEST_CASE("a long-lived guard forgets freed tensors", "[packing]") {
   PackSaved packing(Packing::bf16);
   for (int i = 0; i < 5000; ++i) sin(x * 1.0);
   CHECK(packing.remembered() <= 2048);
-  // It still knows those that are alive.
+  // It still remembers the tensors that are alive.
   const Variable h = x * 1.0, first = sin(h);
   for (int i = 0; i < 5000; ++i) sin(x * 1.0);
   const Variable second = cos(h);

@@ -21,11 +21,12 @@ using namespace lathe;
 struct Pair {
   Variable ours;
   at::Tensor theirs;
-  std::string text;       ///< its name, or how it came to be
+  std::string text;       ///< its name, or the expression that computed it
   bool replaced = false;  ///< a hook replaces its gradient
 };
 
-/// A tensor that something outside the engine holds, and what it must still be at the end.
+/// A tensor that code outside the engine holds, and a copy of it, which it must still equal at the
+/// end.
 struct Kept {
   std::string what;
   at::Tensor tensor, copy;
@@ -158,7 +159,7 @@ class Fuzz {
       return {sum(a.ours, d), a.theirs.sum(d), str("sum(", a.text, ", ", d, ")")};
     switch (draw(16)) {
       case 0:
-      case 1: {  // two views, or the values themselves, get one gradient
+      case 1: {  // two views, or the values themselves, share one gradient
         const Pair b = of(sizes_of(a)), v = view(a), w = view(b);
         return v.ours.sizes() == w.ours.sizes() ? sum_of(v, w) : sum_of(a, b);
       }
@@ -305,7 +306,7 @@ class Fuzz {
       keep("the caller's cotangent", dy);
     }
     const at::Tensor theirs = dy.defined() ? exact(dy) : dy;
-    const int64_t times = draw(3);  // 0: by grad() alone
+    const int64_t times = draw(3);  // 0: only grad() runs
     const bool inner = times == 0 || draw(3) == 0;
     for (int64_t i = 0; i < times; ++i) {
       const bool retain = i + 1 < times || inner;
@@ -352,7 +353,7 @@ class Fuzz {
     for (const auto* list : {&nodes_, &parameters_}) {
       for (const auto& p : *list) {
         // If a hook replaced the gradient, torch returns the one before the hook if the gradient
-        // flows on, and the one after it otherwise.
+        // flows further back, and otherwise the one after the hook.
         if (p.replaced || draw(2) == 0) continue;
         xs.push_back(p.ours);
         txs.push_back(p.theirs);
@@ -386,7 +387,7 @@ class Fuzz {
   at::ScalarType type_;
   Tally& tally_;
   std::vector<Pair> parameters_, nodes_;
-  std::vector<at::Tensor> sums_;  // what each parameter's gradient must be
+  std::vector<at::Tensor> sums_;  // the expected gradient of each parameter
   std::deque<Kept> kept_;
   std::string problem_, program_;
 };
@@ -406,7 +407,7 @@ void run_graphs(int graphs, at::ScalarType type) {
     }
     CHECK(problem == "");
   }
-  // The graphs cover all that is compared.
+  // Enough passes and gradients of each kind were compared.
   CHECK(tally.passes > graphs / 2);
   CHECK(tally.gradients > 4 * graphs);
   CHECK(tally.kept > graphs / 4);

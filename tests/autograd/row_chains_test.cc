@@ -1,5 +1,5 @@
-// Tests that sums and means of rows, and softmax, become parts of fused ops with the bits of the
-// ops run one by one.
+// Tests that sums and means of rows, and softmax, become parts of fused ops with the same bits as
+// the ops run one by one.
 #include <cmath>
 #include <functional>
 
@@ -57,7 +57,7 @@ Variable masked_softmax(const Variable& x, const Variable& w) {
 }
 
 TEST_CASE("functions of rows become one op with the same bits", "[deferred][row_chains]") {
-  // The number of ops that each function has.
+  // The last value of each entry is the number of ops of the function.
   const std::vector<std::tuple<const char*, RowFunction, int64_t>> functions{
       {"layer norm", norm_by_hand, 8},
       {"masked softmax", masked_softmax, 4},

@@ -107,10 +107,9 @@ TEST_CASE("second derivatives of fused ops in float32 agree with those in float6
       if (!ours[i].defined()) continue;  // as for a bias on which no first derivative depends
       const double error = (ours[i].to(at::kDouble) - wanted[i]).abs().max().item<double>();
       CHECK(ours[i].scalar_type() == at::kFloat);
-      CHECK(error <=
-            1e-4 *
-                std::max(1.0,
-                         wanted[i].abs().max().item<double>()));  // sums of some hundred roundings
+      CHECK(error <= 1e-4 * std::max(1.0,
+                                     wanted[i].abs().max().item<double>()));  // the error of about
+                                                                              // a hundred roundings
     }
   }
 
@@ -268,8 +267,8 @@ TEST_CASE("a Hessian-vector product through a GPT agrees with differences of its
 
 TEST_CASE("a step with a gradient penalty has the gradient of its whole loss",
           "[second_derivatives]") {
-  // Gulrajani et al. 2017: (|d critic / d x| - 1)^2 beside the critic's own loss, through fused
-  // layers.
+  // Gulrajani et al. 2017: the penalty (|d critic / d x| - 1)^2 is added to the critic's loss. The
+  // layers are fused.
   struct Critic {
     Linear in{6, 16, true}, out{16, 1, true};
     LayerNorm norm{16, true};
@@ -308,7 +307,7 @@ TEST_CASE("a step with a gradient penalty has the gradient of its whole loss",
     }
   }
 
-  // And it trains: the critic's gradient goes to norm 1.
+  // The penalty also trains: the norm of the critic's gradient approaches 1.
   Optimizer optimizer({.kind = "adam", .weight_decay = 0}, parameters(critic));
   const auto penalty = [&] {
     const Variable x = Variable::parameter(data);

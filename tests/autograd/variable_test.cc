@@ -84,7 +84,7 @@ TEST_CASE("+= in a graph makes a new Variable with the right gradients", "[varia
   sum(before * y).backward();
   CHECK((x.grad() - (values * (2 * values + 1))).abs().max().item<double>() < 1e-12);
 
-  // A constant that meets a graph joins it.
+  // A constant becomes part of a graph if a result of the graph is added to it.
   Variable total = zeros({}, at::kDouble);
   total += sum(x);
   CHECK(total.requires_grad());
@@ -261,7 +261,7 @@ TEST_CASE("a frozen parameter gets no gradient, and can be trained again", "[var
   w.requires_grad_(false);
   CHECK(!other.requires_grad());
   CHECK(!is_trained(other));
-  early.backward();  // recorded before
+  early.backward();  // recorded before w was frozen
   CHECK(!w.grad().defined());
   CHECK(v.grad().defined());
 

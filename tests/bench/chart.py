@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws docs/assets/steps.svg from the table "steps" of docs/benchmarks/README.md.
 
-The chart shows how many times as fast as tuned PyTorch Lathe trains.
+The chart shows the speed of Lathe's training steps relative to tuned PyTorch.
 
 performance.py calls it after it has measured the table; run it by itself after an edit.
 """
@@ -18,7 +18,8 @@ line{stroke:#9198a1}}
 
 
 def ratios():
-    """{(model, dtype): PyTorch's time over Lathe's}, from the table's column "tuned / Lathe"."""
+    """Returns {(model, dtype): PyTorch's time / Lathe's time}, from the table's column "tuned /
+    Lathe"."""
     found = {}
     for line in PAGE.read_text().split("<!-- steps -->\n")[1].split("<!-- end -->")[0].split("\n"):
         cells = [cell.strip() for cell in line.split("|")]

@@ -4,9 +4,9 @@
 usage: generate.py LATHE [--kind gpt|llama] [--rounds 3] [--context 512] [--tokens 48] [--threads 2] [--small]
 
 Trains GPT-2's smallest model (or a Llama of its size) for one step, loads its weights into
-transformers and checks that both continue a prompt with the same tokens. Then prints a table of
-prefill and decode at batch 1. Lathe and transformers run in turn, and the table has the medians of
-the rounds. Exits with 77 without torch, transformers or safetensors.
+transformers, and checks that Lathe and transformers continue a prompt with the same tokens. Then
+prints a table of prefill and decode at batch 1. Lathe and transformers run in turn, and the table
+has the medians of the rounds. Exits with 77 without torch, transformers or safetensors.
 """
 import argparse
 import json

@@ -5,12 +5,15 @@
 
 DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. The tables are:
 
-  memory  GPT-2 124M, each row with another memory technique
-  speed   the same, each row with another speed technique
-  sizes   the memory that each model needs by `lathe plan`, and the largest model that fits each limit
-  walk    355 million and 1.5 billion parameters, each trained in memory, and again with state on the disk in a control
-          group of 3 or 8 GB, where the run is killed and resumed. Equal SHA-256 sums of the last weights show that both
-          runs have the same bits. Needs root, 20 GB of free memory and 50 GB of disk.
+  memory  GPT-2 124M, with another memory technique in each row
+  speed   GPT-2 124M, with other kernels or another dtype in each row
+  sizes   the memory that `lathe plan` forecasts for each model, and the largest model that fits
+          into each limit
+  walk    Two models, with 355 million and 1.5 billion parameters. Each is trained in memory, and
+          again with optimizer state (1.5 billion: also parameters) on the disk, in a control group
+          of 3 or 8 GB, where the run is killed and resumed. Equal SHA-256 sums of the last weights
+          show that both runs have the same bits. Needs root, 20 GB of free memory and 50 GB of
+          disk.
 
 --peer: a Python with PyTorch, for PyTorch's columns.
 """
@@ -42,7 +45,8 @@ LIMITS = (4, 8, 12, 16, 20)
 BF16 = {"amp.dtype": "bf16"}
 CASTS = {**BF16, "amp.working_copies": "false", "amp.cache": "false"}
 IN_BACKWARD = {"memory.update_in_backward": "true", "optim.grad_clip": 0}
-# Name, keys of Lathe, and the arguments of torch_gpt.py, or None if PyTorch lacks the technique.
+# Name, config keys of Lathe, and the arguments of torch_gpt.py, or None if PyTorch lacks the
+# technique.
 MEMORY = [
     ("fp32", {"amp.dtype": "fp32"}, "--dtype fp32"),
     ("bf16, fp32 master weights", BF16, "--dtype bf16"),
@@ -89,7 +93,7 @@ class Walk:
         return [str(CONFIG), *(f"--{key}={value}" for key, value in keys.items())]
 
     def train(self, keys, size="124M"):
-        """Returns the peak MB, the tokens per second and the last loss of a run."""
+        """Trains a run, and returns its peak MB, tokens per second and last loss."""
         run = self.folder / "run"
         shutil.rmtree(run, ignore_errors=True)
         words = self.words({**keys, "train.out_dir": run}, size)
@@ -181,7 +185,7 @@ class Walk:
         return peak
 
     def killed(self, command, run, at, limit):
-        """Returns the peak MiB of the command, which is killed when it has logged step `at`."""
+        """Runs a command, kills it once it has logged step `at`, and returns its peak MiB."""
         process = subprocess.Popen(self.in_group(command, limit), cwd=self.folder, stdout=subprocess.DEVNULL)
         peak, metrics = 0, run / "metrics.jsonl"
         while process.poll() is None:

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Times a step of the kinds rnn, convnet and mlp beside PyTorch's and writes the table of docs/benchmarks/README.md.
+"""Measures training steps of the model kinds rnn, convnet and mlp in Lathe and in PyTorch, and
+writes the table of docs/benchmarks/README.md.
 
 usage: kinds.py --peer PYTHON [--lathe build/lathe] [--names data/names] [--digits data/digits] [--rounds 3]
 
---names and --digits are the data of configs/names_lstm.toml and configs/digits_convnet.toml. Runs that other load
-disturbed are repeated (tests/bench/interleave.py). PyTorch uses fused AdamW and a C allocator that keeps its memory.
+--names and --digits are the data of configs/names_lstm.toml and configs/digits_convnet.toml. Runs
+that other processes disturbed are repeated (tests/bench/interleave.py). PyTorch uses fused AdamW,
+and glibc's allocator keeps its memory.
 """
 import argparse
 import json
@@ -16,7 +18,7 @@ from page import write_table
 
 PAGE = pathlib.Path("docs/benchmarks/README.md")
 RNN, CONVNET, MLP = "names_lstm", "digits_convnet", "digits_mlp"
-CASES = [  # text, config, kind of the peer, units or channels, layers or stages, batch, steps
+CASES = [  # name, config, PyTorch's --kind, units or channels, layers or stages, batch, steps
     ("LSTM, 128 units, 32 x 64 characters", RNN, "LSTM", 128, 2, 32, 150),
     ("LSTM, 512 units", RNN, "LSTM", 512, 2, 32, 12),
     ("GRU, 128 units", RNN, "GRU", 128, 2, 32, 150),

@@ -2,9 +2,10 @@
 """Measures the peak memory of loading and saving: loading.py LATHE [--width N] [--layers N]
 
 Runs each command that loads or saves a model of about 100 MB, and the same command on a tiny model.
-Prints the difference of their peaks of resident memory, the memory that the command keeps while it
-runs (weights; in training also gradients and the optimizer's state), and the excess of the first
-over the second. The goal for the excess is at most the size of one tensor plus 64 MiB.
+Prints three numbers: the difference of the two peaks of resident memory, the memory that the
+command must keep while it runs (weights, and in training also gradients and optimizer state), and
+the first number minus the second. The goal for the last number is at most the size of one tensor
+plus 64 MiB.
 """
 import argparse
 import subprocess

@@ -1,4 +1,4 @@
-"""The metrics that a run has logged."""
+"""Reads the metrics that a run has logged."""
 import json
 
 

@@ -5,9 +5,10 @@ usage: offload.py LATHE [--folder DIR] [--steps N] [--tokens N] [--limit MiB ...
 
 Trains GPT-2 124M (fp32, one sequence per step) with memory.offload off and on, each with updates
 after and during the backward pass. Prints the milliseconds of a step, the peak resident memory, and
-how much of the transfer was hidden. Measures the rate of the disk before and after, without the
-page cache. With --limit, repeats the runs with offload in a control group (version 1) of that many
-MiB, in which the page cache has no space for the state; this needs root.
+how much of the transfer was hidden behind computation. Measures the rate of the disk
+before and after, without the page cache. With --limit, repeats the runs with offload in a control
+group (version 1) with that many MiB, in which the page cache has no space for the state. This needs
+root.
 """
 import argparse
 import mmap

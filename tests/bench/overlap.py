@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures how much of the exchange of gradients the backward pass hides.
+"""Measures the fraction of the gradient exchange that is hidden behind the backward pass.
 
 usage: overlap.py LATHE [--rounds N] [--accum N] [--rate 10gbit]
 
 Trains GPT-2 124M (config c of performance.py, in bfloat16) on two processes with one thread each:
 first over the loopback interface, then, where network namespaces can be made, over a link with the
 given rate. "Alone" is the time of the exchange without computation: `lathe bench collectives` over
-the same network, scaled from one bucket to all gradients. "Waited" is the time for which a step of
+the same network, scaled from one bucket to all gradients. "Waited" is the time per step for which
 the slower process waits for gradients. The rest of the exchange is hidden. Prints medians over the
 rounds.
 """
@@ -67,8 +67,8 @@ def on_link(words, folder):
 
 
 def measure(start, lathe, folder, rounds):
-    """Returns the MB of gradients that a process sends in a step, and the ms of a step, of its exchange alone, and of
-    waiting."""
+    """Returns medians over the rounds: the MB of gradients that a process sends in a step, and the
+    ms of a step, of the exchange alone, and of waiting."""
     found = []
     for _ in range(rounds):
         table = start([lathe, "bench", "collectives", "--mb", str(BUCKET_MB)], folder)

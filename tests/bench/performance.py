@@ -3,12 +3,14 @@
 
 usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] [--rounds 3] [ops|steps|growth|recompute ...]
 
-ops: each op beside the same work in ATen. steps: whole training steps of four models, with Lathe's kernels and with
-ATen's (train.kernels = "aten"), and with --peer beside PyTorch (tests/bench/torch_gpt.py): tuned (fused AdamW, a C
-allocator that keeps its memory) in the same rounds as Lathe, with default settings in one round. growth: longer contexts, larger
-batches, wider models, more threads, with --peer beside tuned PyTorch, one round each. recompute: memory of activations
-and time under each memory.recompute, by depth, and the exponents fitted to the memory. Runs that other load disturbed are
-taken again (tests/bench/interleave.py).
+ops: each op, compared with the same computation in ATen. steps: training steps of four models, with
+Lathe's kernels and with ATen's (train.kernels = "aten"). With --peer, they are compared with
+PyTorch (tests/bench/torch_gpt.py): with tuned PyTorch (fused AdamW, and a C allocator that keeps
+its memory) in the same rounds as Lathe, and with PyTorch's default settings in one round. growth:
+longer contexts, larger batches, wider models and more threads, in one round each; with --peer
+compared with tuned PyTorch. recompute: the memory of activations and the time for each value of
+memory.recompute, by depth, and the exponents fitted to the memory. Runs that other processes
+disturbed are repeated (tests/bench/interleave.py).
 """
 import argparse
 import json

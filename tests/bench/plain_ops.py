@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Compares a GPT that is written in plain ops with the built-in one: plain_ops.py BUILD LIBTORCH [--rounds N]
+"""Compares a GPT that is written in plain ops with the built-in GPT: plain_ops.py BUILD LIBTORCH
+[--rounds N]
 
-Builds plain_gpt.cc against the build folder BUILD. Trains models of two sizes with the kind "gpt", and with the kind
-"plain" with and without train.fuse, in turn. Prints the time of a step (the median of the rounds' medians), its ratio
-to that of "gpt", and the peak memory of tensors.
+Builds plain_gpt.cc against the build folder BUILD. Trains models of two sizes in turn: with the
+kind "gpt", and with the kind "plain" with and without train.fuse. Prints the time of a step (the
+median of the medians of the rounds), its ratio to that of "gpt", and the peak memory of tensors.
 """
 import argparse
 import shutil

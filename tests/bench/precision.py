@@ -3,8 +3,8 @@
 
 usage: tests/bench/precision.py [--lathe build/lathe] [--runs runs/precision] [accuracy masters gradients accumulation memory loading]
 
-Training runs take two minutes each on one core; finished ones in --runs are not run again. They need
-data/shakespeare_char (see docs/guide/data.md).
+Training runs need data/shakespeare_char (see docs/guide/data.md) and take two minutes each on one
+core. Runs that have already finished in --runs are not repeated.
 """
 import argparse
 import json

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compares steps of two processes with PyTorch's DDP and FSDP.
+"""Compares training steps on two processes with PyTorch's DDP and FSDP.
 
 usage: ranks.py LATHE [--peer PYTHON] [--rounds N]
 
-Runs one process with two threads, then two processes with one thread each for every dist.shard
-("parameters" with memory.recompute = "blocks"), and with --peer PyTorch in one process, with DDP and
-with FSDP. Prints the medians of the rounds: ms of a step, and the peak resident memory of a process.
+Runs one process with two threads, then two processes with one thread each for every value of
+dist.shard ("parameters" with memory.recompute = "blocks"). With --peer, also runs PyTorch in one
+process, with DDP and with FSDP. Prints the medians of the rounds: ms of a step, and the peak
+resident memory of a process.
 """
 import argparse
 import json

@@ -20,7 +20,7 @@ from pathlib import Path
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
-# The settings of each optimizer beside the config's own.
+# The keys that each optimizer changes in the config.
 OPTIMIZERS = {
     "digits_mlp": {
         "sgd": {"optim.lr": 0.2},
@@ -75,7 +75,7 @@ class Trials:
 def ridge(path, folds, seeds):
     """Returns the mean squared error of ridge regression on standardized features.
 
-    The mean is over folds and shuffles, for the best of several penalties.
+    The error is averaged over folds and shuffles. The best of several penalties is used.
     """
     rows = [[float(x) for x in line.split(",")] for line in path.read_text().split()]
 

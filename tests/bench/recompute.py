@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures memory.recompute: recompute.py LATHE [--rounds N] [--steps N] [--threads N]
 
-Trains small models with each policy in turn. Prints the peak memory of activations (from
-`lathe plan`) and the time of a step (the median of its rounds' medians), both also relative to a
-run without recomputation.
+Trains small models with each policy in turn. Prints the peak memory of activations (from `lathe
+plan`) and the time of a step (the median of the medians of the rounds). Both are also given
+relative to a run without recomputation.
 """
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""A small language model to measure: its data, its config, and runs of it."""
+"""Prepares the data and the config of a small language model for measurements, and trains it."""
 import shutil
 
 from metrics import logged_steps
@@ -25,13 +25,13 @@ interval = 0
 
 
 def prepare(lathe, folder):
-    """Prepares folder/data from a text that repeats."""
+    """Prepares folder/data from a repeated sentence."""
     (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * 2000)
     resident([lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte"], folder)
 
 
 def write_config(folder, **sizes):
-    """Writes folder/model.toml for sizes that CONFIG names."""
+    """Writes folder/model.toml. `sizes` has a value for each placeholder of CONFIG."""
     (folder / "model.toml").write_text(CONFIG.format(**sizes))
 
 

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Prints the table "Time to a loss" of docs/benchmarks/recipes.md.
 
-It shows how long configs take to reach the loss that configs/shakespeare_char_cpu.toml has after
+The table shows how long configs take to reach the loss of configs/shakespeare_char_cpu.toml after
 its 2000 steps.
 
   tests/bench/time_to_loss.py LATHE DATA [--seeds 1 2 3] [--ends-only] [--keep FOLDER]
 
 DATA holds tinyshakespeare.txt. Rows are trained in turns, seed by seed, so that a machine that slows down slows all of
-them. Time is that of `lathe train` from start to end, without evaluation; the loss is `lathe eval`'s, over the whole
-validation split. --ends-only: the first row and the last. Exits with 1 if the last row's mean loss
-is above the first's, or its time above half of the first's. Exits with 77 if DATA is missing.
+them. Time is that of `lathe train` from start to end, without evaluation. The loss is that of
+`lathe eval` over the complete validation split. --ends-only: only the first and the last row. Exits
+with 1 if the last row's mean loss is above the first's, or its time above half of the first's.
+Exits with 77 if DATA is missing.
 """
 import argparse
 import json

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Reference peer of the kinds rnn, convnet and mlp: the same models in plain PyTorch, on random data of the same shapes.
+"""Reference peer of the model kinds rnn, convnet and mlp: the same models in plain PyTorch, on
+random data of the same shapes.
 
 Training: cross-entropy, clipping of the global norm at 1, fused AdamW. The last line is a JSON object with the median
 and the minimum milliseconds of a step (after --skip) and the number of parameters.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Share of the words of 4 and more letters in a text that occur in a corpus.
+"""Prints the percentage of a text's words of at least 4 letters that occur in a corpus.
 
 usage: lathe generate RUN --tokens 5000 | word_share.py CORPUS_FOLDER
 """
@@ -12,7 +12,7 @@ corpus = set()
 for path in pathlib.Path(sys.argv[1]).rglob("*"):
     if path.is_file():
         corpus.update(WORD.findall(path.read_text(errors="replace")))
-# The first and the last word may be cut by where the text begins and ends.
+# The first and the last word may be incomplete.
 words = WORD.findall(sys.stdin.read())[1:-1]
 known = sum(w in corpus for w in words)
 print(f"{known} of {len(words)} words of 4 and more letters occur in the corpus: {100 * known / max(1, len(words)):.1f}%")

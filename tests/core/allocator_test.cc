@@ -112,7 +112,7 @@ TEST_CASE("blocks are aligned, do not overlap, and count in their category, from
       intact = intact && victim->eq((*victim)[0]).all().item<bool>();
       live.erase(victim);
     }
-    // The tensors that are alive, at least, count as data.
+    // At least the tensors that are alive count as data.
     int64_t bytes_alive = 0;
     for (const at::Tensor& t : live) bytes_alive += t.numel();
     const int64_t counted = memory_stats().used[static_cast<size_t>(Memory::data)] -

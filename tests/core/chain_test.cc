@@ -1,5 +1,5 @@
-// Tests that chains of elementwise ops have the bits of ATen's ops run one by one, in any layout,
-// type, size and number of threads.
+// Tests that chains of elementwise ops have the same bits as ATen's ops run one by one, for any
+// layout, dtype, size and number of threads.
 #include "core/kernels/chain.h"
 
 #include <ATen/Parallel.h>
@@ -184,7 +184,8 @@ TEST_CASE("a chain passes values on, keeps those needed later, and selects by ma
 TEST_CASE("a chain rounds float32 to bfloat16 as ATen does, NaNs too", "[chain]") {
   torch::manual_seed(4);
   const at::Tensor special = chain_numbers({4001}, at::kFloat);
-  // Without zeros and subnormal numbers, which some processors' instruction does not round.
+  // Replace zeros and subnormal numbers, since the conversion instruction of some processors does
+  // not round them.
   const at::Tensor normal = torch::where(special.abs() < 1e-30, torch::ones({}), special);
   Chain chain;
   const int value = chain.add_input({});
@@ -214,7 +215,8 @@ RowValues rows_by_aten(const at::Tensor& x, const at::Tensor& weight, const at::
   return v;
 }
 
-/// Computes the same by a chain; with `calls`, also `smooth`, for which it calls ATen's functions.
+/// Computes the same values with a chain. If `calls`, also computes `smooth`, with ATen's
+/// functions.
 RowValues rows_by_chain(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                         bool calls) {
   const int64_t rows = x.size(0), columns = x.size(1);
@@ -275,7 +277,7 @@ TEST_CASE("a chain sums rows and uses the sums in further ops", "[chain]") {
       on_every_set([&](const std::string& set) {
         INFO(set);
         const RowValues got = rows_by_chain(x, weight, bias, calls);
-        const RowValues now = rows_by_aten(x, weight, bias);  // sums depend on the set
+        const RowValues now = rows_by_aten(x, weight, bias);  // sums depend on the instruction set
         CHECK(got.rstd.equal(now.rstd));
         CHECK(got.y.equal(now.y));
         CHECK(got.low.equal(now.low));

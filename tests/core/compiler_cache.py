@@ -2,9 +2,9 @@
 """Compiles with the build's launcher after a comment in a precompiled header changed:
 compiler_cache.py LAUNCHER... COMPILER
 
-ccache must not return the header that was precompiled before the change: GCC would read the changed
-one a second time and report each class as defined twice. As a control, the same without
-CCACHE_DEPEND must fail in this way.
+ccache must not return the header that was precompiled before the change, because GCC would then
+include the changed header a second time and report each class as defined twice. As a control, the
+compilation without CCACHE_DEPEND must fail in this way.
 """
 import os
 import pathlib
@@ -15,7 +15,8 @@ import time
 
 
 def compiles(command):
-    """Whether the sources compile before and after the change, with an empty cache."""
+    """Returns whether the sources compile before and after the change, with an initially empty
+    cache."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("CCACHE_")}
@@ -28,7 +29,7 @@ def compiles(command):
         for version in ("old", "new"):
             (folder / "thing.h").write_text(f"// {version}\n#pragma once\nstruct Thing {{}};\n")
             (folder / "main.cc").write_text(f'#include "thing.h"\nThing {version}_thing;\n')
-            hour_ago = time.time() - 3600  # ccache does not trust a header that is as new as its compilation
+            hour_ago = time.time() - 3600  # ccache does not trust new headers
             for file in folder.glob("*.*"):
                 os.utime(file, (hour_ago, hour_ago))
             (folder / "all.h.gch").unlink(missing_ok=True)

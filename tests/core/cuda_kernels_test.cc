@@ -26,8 +26,8 @@ TEST_CASE("dropout on a GPU has the bits of the CPU", "[cuda_kernels]") {
         for (const uint64_t first : {0ul, 1ul, 6ul, 7ul, (1ul << 34) + 5}) {
           INFO(dtype_name(dtype) << " " << n << " from " << first);
 
-          // The tensors have more elements on either side, which must not change. The kernel reads
-          // four elements at a time if their address and `first` allow it.
+          // The tensors have additional elements on either side, which must not change. The kernel
+          // reads four elements at a time if their address and `first` allow it.
           const int64_t before = n % 2 == 0 ? 4 : 1;
           at::Tensor x = torch::randn({n + 8}).to(dtype), wanted = torch::full({n + 8}, 7, dtype);
           const double special[] = {INFINITY, NAN, -0.0, 1e-7, 65504, -3e38};
@@ -179,7 +179,7 @@ TEST_CASE("SwiGLU on a GPU agrees with its formula", "[cuda_kernels]") {
       CHECK(distance(da.narrow(1, 0, h) * 1.02, a.grad()) > tolerance(dtype));  // the control
     }
   }
-  // Far below zero the result is zero, also times large factors.
+  // Far below zero the result is zero, even if it is multiplied by large factors.
   const at::Tensor far = torch::tensor({-1e3f, -2e30f, -88.0f, -100.0f}),
                    large = torch::full({4}, 1e30f), product = torch::full({4}, NAN),
                    dfar = torch::full({4}, NAN), dlarge = torch::full({4}, NAN);
@@ -192,7 +192,7 @@ TEST_CASE("SwiGLU on a GPU agrees with its formula", "[cuda_kernels]") {
   for (const at::Tensor& t : {product, dlarge}) CHECK(t.eq(0).all().item<bool>());
   CHECK(dfar.eq(0).all().item<bool>());
 
-  // Numbers that are not finite stay so.
+  // Gradients for numbers that are not finite are NaN.
   const at::Tensor a = torch::tensor({NAN, INFINITY, -INFINITY, 1.0f}), b = torch::ones({4}),
                    da = torch::zeros({4}), db = torch::zeros({4});
   CHECK(swiglu_backward_cuda(a.const_data_ptr(), b.const_data_ptr(), b.const_data_ptr(),

@@ -69,7 +69,7 @@ TEST_CASE("norms on a GPU agree with their formula", "[cuda_rows]") {
     }
   }
 
-  // Numbers whose squares overflow make NaN, not zeros.
+  // Numbers whose squares overflow give NaN, not zeros.
   const at::Tensor far = torch::full({1, 8}, 3e30f), y = torch::zeros({1, 8}),
                    rstd = torch::zeros({1});
   REQUIRE(norm_forward_cuda({.rows = 1, .columns = 8, .rstd = rstd.mutable_data_ptr<float>()},

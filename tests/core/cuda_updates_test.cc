@@ -164,8 +164,8 @@ struct Parameters {
     const auto pick = [&](const auto& of) { return of[random() % std::size(of)]; };
     const int64_t small_sizes[] = {1, 5, 60}, sizes[] = {0, 255, 256, 257, 700, 4097, 16384, 16387};
 
-    // 165 small ones that compute in float32, which is more than the 160 of one launch, then 25 in
-    // float64, then a random mix.
+    // 165 small parameters whose updates are computed in float32, more than the 160 of one launch,
+    // then 25 in float64, then a random mix.
     for (int i = 0; i < 210; ++i) {
       const bool wide = i < 165 ? false : i < 190 ? true : random() % 2 == 0;
       UpdateArgs a;

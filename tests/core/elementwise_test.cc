@@ -1,4 +1,4 @@
-// Tests of the functions that chains compute by kernels of their own.
+// Tests of the functions that chains compute with Lathe's own kernels instead of ATen's.
 #include "core/elementwise.h"
 
 #include <ATen/Parallel.h>
@@ -43,8 +43,8 @@ TEST_CASE("functions of chains and their gradients agree with float64", "[elemen
     on_every_set([&](const std::string& set) {
       INFO(f.name << ", " << set);
       const at::Tensor y = elementwise(with_kernel(f.op), x);
-      // Some units in the last place. Products with the logistic function are relative to the
-      // input, since they vanish below zero.
+      // The allowed error is some units in the last place. For products with the logistic function,
+      // it is relative to the input, since they vanish far below zero.
       const at::Tensor scale = f.of_result ? exact.abs() : x.to(at::kDouble).abs();
       CHECK((y - exact).abs().le(scale * 1e-6 + 1e-37).all().item<bool>());
 
@@ -53,7 +53,7 @@ TEST_CASE("functions of chains and their gradients agree with float64", "[elemen
       CHECK((dx - up * derivative).abs().le(up.abs() * 2e-6).all().item<bool>());
     });
 
-    // Special values, as ATen has them.
+    // Special values give the same results as in ATen.
     const at::Tensor special = torch::tensor({NAN, INFINITY, -INFINITY});
     const at::Tensor y = elementwise(with_kernel(f.op), special), wanted = f.value(special);
     CHECK(y[0].isnan().item<bool>());

@@ -31,7 +31,7 @@ bool skip_without(at::ScalarType dtype) {
   return true;
 }
 
-/// Returns the paths that this machine can take: its own, and those of machines with fewer
+/// Returns the code paths that this machine can run: its own, and those of machines with fewer
 /// instructions.
 std::vector<Isa> paths() {
   std::vector<Isa> out;
@@ -65,7 +65,8 @@ TEST_CASE("matrix products of any shape, with each part of the epilogue, agree w
       const OnPath path(isa);
       INFO(isa_name(isa));
       if (skip_without(dtype)) continue;
-      // Float32 sums of up to 2100 terms, then one rounding, relative to the largest result.
+      // The allowed error is that of float32 sums of up to 2100 terms and of one rounding, relative
+      // to the largest result.
       const double allowed = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
       for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
                                                                        {1, 70, 3},
@@ -224,7 +225,7 @@ TEST_CASE(
 
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
-    // fp32: sums have another order. bf16: other intermediates are rounded, through two blocks.
+    // fp32: sums have another order. bf16: other intermediate results are rounded, in two blocks.
     // fp16: without a loss scale, some gradients are below the smallest normal number.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0.04;
     for (const auto& [model, of] : models) {
@@ -489,10 +490,11 @@ TEST_CASE("the head's loss in several pieces of rows is the sum of its pieces", 
 
     CHECK(loss == Approx(loss1 + loss2).epsilon(1e-6));
     CHECK(torch::equal(dx, torch::cat({dx1, dx2})));
-    // Gradients of bfloat16 weights: the whole and each piece are rounded to 8 bits.
+    // Gradients of bfloat16 weights are rounded to 8 bits, both those of all rows and those of each
+    // piece.
     CHECK(error(dw, dw1.to(at::kDouble) + dw2.to(at::kDouble)) <
           (dtype == at::kFloat ? 1e-6 : 0x1p-7));
-    CHECK(error(dw, dw1.to(at::kDouble)) > 0.01);  // control: the second piece is in it
+    CHECK(error(dw, dw1.to(at::kDouble)) > 0.01);  // control: the second piece contributes
   }
 }
 

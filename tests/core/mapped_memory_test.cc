@@ -1,4 +1,5 @@
-// Memory in a scratch file: its bytes survive the release of its pages, and its space comes back.
+// Tests of memory in a scratch file: its bytes survive when its pages are released, and its disk
+// space is returned.
 #include "core/mapped_memory.h"
 
 #include <dirent.h>
@@ -52,14 +53,14 @@ TEST_CASE("tensors of mapped memory keep their values when their pages are relea
     const TakeMemoryFrom from(memory, Memory::parameters, 1 << 16);
     const MemoryScope scope(Memory::parameters);
     t = torch::empty({n});
-    small = torch::empty({100});  // below the least size
+    small = torch::empty({100});  // below the minimum size
     const MemoryScope other(Memory::activations);
     CHECK(!MappedMemory::holds(torch::empty({n}).storage().data_ptr()));  // another category
   }
   REQUIRE(MappedMemory::holds(t.storage().data_ptr()));
   CHECK(!MappedMemory::holds(small.storage().data_ptr()));
   CHECK(memory.bytes() == 4 * n);
-  CHECK(memory_stats().total - counted < 4 * n);  // not counted
+  CHECK(memory_stats().total - counted < 4 * n);  // mapped memory is not counted
   CHECK(t.sum().item<float>() == 0);
 
   t.copy_(expected);

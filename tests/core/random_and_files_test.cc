@@ -1,4 +1,4 @@
-// Random numbers, files, safetensors, JSON, TOML, the allocator.
+// Tests of random numbers, files, safetensors, JSON, TOML and the allocator.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -195,7 +195,7 @@ TEST_CASE("a file written in large parts is complete even if write() writes fewe
       INFO(size << " " << is_short);
       OutputFile file(folder / "large", OutputFile::Open::create);
       LargeWrites writes(file);
-      // In pieces that do not end where parts do.
+      // Write in pieces that do not end where parts do.
       for (size_t at = 0; at < size; at += 3000001)
         writes.add(text.data() + at, std::min<size_t>(3000001, size - at));
       writes.finish();

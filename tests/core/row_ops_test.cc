@@ -23,8 +23,9 @@ TEST_CASE("sums of rows are exact up to rounding, on any number of threads", "[r
   const int threads = at::get_num_threads();
   for (const int64_t columns : lengths) {
     const at::Tensor x = torch::randn({3, columns}) + 1;
-    // Each addition rounds by half a unit in the last place of a partial sum, which no partial sum
-    // of absolute values exceeds. An element takes part in at most 64 + 32 + 6 additions.
+    // Each addition has a rounding error of at most half a unit in the last place of a partial sum,
+    // and no partial sum exceeds the sum of all absolute values. An element takes part in at most
+    // 64 + 32 + 6 additions.
     const at::Tensor bound = x.abs().to(at::kDouble).sum(1) * 102 * 6e-8;
     const at::Tensor exact = x.to(at::kDouble).sum(1);
     on_every_set([&](const std::string& set) {
@@ -78,8 +79,8 @@ TEST_CASE("softmax and log softmax of rows, and their gradients, agree with floa
         at::set_num_threads(count);
         const at::Tensor y = row_softmax(x), dx = row_softmax_gradient(dy, y),
                          log_y = row_log_softmax(x), log_dx = row_log_softmax_gradient(dy, log_y);
-        // An exponential has an error of two units in the last place, and its argument one of half
-        // a unit of at most 256.
+        // An exponential has an error of two units in the last place. Its argument, of magnitude up
+        // to 256, has a rounding error of half a unit in the last place.
         CHECK(worst(y, exact) < 3e-5);
         const at::Tensor p = y.to(at::kDouble), wanted = p * (up - (p * up).sum(1, true));
         CHECK(worst(dx, wanted) < 2e-6);

@@ -1,4 +1,5 @@
-// Scratch files, also on disks that are full or failing, and the thread that transfers them.
+// Tests of scratch files, also on disks that are full or failing, and of the thread that transfers
+// their data.
 #include "core/io/scratch_file.h"
 
 #include <fcntl.h>

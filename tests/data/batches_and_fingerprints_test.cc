@@ -55,7 +55,7 @@ TEST_CASE("a batch is not changed until the next one is requested, and a reused 
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // workers fill other buffers
     CHECK(b.inputs.equal(now));
     const auto version = b.inputs._version();
-    for (int64_t n = 0; n <= c.prefetch; ++n) loader.next();  // once around the ring
+    for (int64_t n = 0; n <= c.prefetch; ++n) loader.next();  // once around the ring of buffers
     CHECK(b.inputs._version() > version);
   }
 }

@@ -1,5 +1,5 @@
 // Tests of collectives as differentiable ops on several processes. Each process knows the inputs of
-// all, so it compares its own results and gradients with LibTorch's autograd.
+// all processes, so it compares its own results and gradients with LibTorch's autograd.
 #include "dist/collectives.h"
 
 #include <cmath>
@@ -19,7 +19,8 @@ namespace {
 using namespace lathe;
 using Tensors = std::vector<at::Tensor>;
 
-/// A collective: its op, and the results of all ranks from the inputs of all ranks.
+/// A collective: Lathe's op, and a function that computes the results of all ranks from their
+/// inputs.
 struct Collective {
   const char* name;
   std::function<Variable(const Variable&)> ours;
@@ -52,7 +53,7 @@ std::vector<Collective> collectives(int64_t ranks) {
   return all;
 }
 
-/// Returns a tensor for each rank, the same on all of them.
+/// Returns a tensor for each rank. All ranks get the same tensors.
 Tensors of_ranks(int64_t ranks, uint64_t seed, at::IntArrayRef sizes) {
   torch::manual_seed(seed);
   Tensors all;
@@ -61,7 +62,7 @@ Tensors of_ranks(int64_t ranks, uint64_t seed, at::IntArrayRef sizes) {
 }
 
 bool is_close(const at::Tensor& a, const at::Tensor& b) {
-  // Sums of a few terms in another order, in float64.
+  // The tolerance allows for float64 sums of a few terms in another order.
   return a.sizes() == b.sizes() && torch::allclose(a, b, 1e-12, 1e-12);
 }
 
@@ -114,7 +115,7 @@ void check_order(int64_t ranks, size_t rank) {
   CHECK(all_reduce(torch::ones({}, at::kDouble)).item<double>() == static_cast<double>(ranks));
 }
 
-// A rank of the next test, in a process of its own.
+// One rank of the next test, which runs in its own process.
 TEST_CASE("a rank checks the collectives", "[.rank_of_collectives]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);

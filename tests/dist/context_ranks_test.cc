@@ -70,7 +70,8 @@ void check_attention(int64_t time, bool has_documents, const ScoreOptions& score
   const auto ours = results(attend_own, own_positions(q), own_positions(kv), own_positions(dy));
   for (size_t i = 0; i < wanted.size(); ++i) {
     INFO(time << " " << has_documents << " " << scores.window << ": result " << i);
-    // Sums over the keys in another order; second derivatives have several in a row.
+    // Sums over the keys have another order, and second derivatives have several such sums in a
+    // row.
     const double unit = dtype == at::kDouble ? 1e-11 : 1e-4;
     CHECK(torch::allclose(ours[i], own_positions(wanted[i]), unit, unit));
   }
@@ -101,7 +102,7 @@ void check_places() {
   CHECK(token_positions(4, at::kCPU).equal(own_positions(in_row - starts)));
 }
 
-// A rank of the next test, in a process of its own.
+// One rank of the next test, which runs in its own process.
 TEST_CASE("a rank checks attention to the keys of all context ranks", "[.rank_of_context_ranks]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);

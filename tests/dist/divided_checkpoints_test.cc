@@ -68,7 +68,7 @@ TEST_CASE("every command reads a checkpoint that several processes wrote, and me
     check_same_tensors(run, merged, "step-00000006");
     CHECK(lathe_in(f, {"merge", "merged/" + name, "--out", "again"}).code == 2);
 
-    // Both give the same results.
+    // The divided checkpoint and the merged one give the same results.
     for (const Words& command :
          std::vector<Words>{{"verify", ""},
                             {"inspect", ""},
@@ -84,7 +84,7 @@ TEST_CASE("every command reads a checkpoint that several processes wrote, and me
         const Finished done = lathe_in(f, words);
         INFO(done.err);
         REQUIRE(done.code == 0);
-        // A run also has the checkpoint before the last.
+        // These two outputs differ, because the run also has the checkpoint before the last one.
         if (command[0] == "verify" || command[0] == "inspect") continue;
         std::string out = done.out;
         if (command[0] == "eval") out = Json::parse(out).at("val_loss").dump();
@@ -270,7 +270,7 @@ TEST_CASE("a sharded run that diverges ends on all ranks, with or without a bund
   }
 }
 
-// A rank of the next test, in a process of its own.
+// One rank of the next test, which runs in its own process.
 TEST_CASE("a rank saves an empty tensor", "[.rank_of_empty_tensor]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);

@@ -1,5 +1,5 @@
-// The exchange of gradients on several processes: parameters that have a gradient on all ranks, on
-// some of them, or on none.
+// Tests of the exchange of gradients on several processes: parameters that have a gradient on all
+// ranks, on some of them, or on none.
 #include "dist/exchange.h"
 
 #include <cmath>
@@ -60,7 +60,7 @@ struct Exchanged {
   }
 };
 
-// A rank of the next test, in a process of its own.
+// One rank of the next test, which runs in its own process.
 TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -87,7 +87,7 @@ TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
   CHECK(std::isnan(e.gradient(2)));
   CHECK((e.history == ExchangeHistory{1, 1, 0}));
 
-  // It is sent with the others now, and then left out again.
+  // Parameter 1 is now sent with the others, and later left out again.
   const int64_t both = e.step({1}, mine);
   CHECK(e.gradient(1) == 3);
   CHECK(both > second);

@@ -1,5 +1,6 @@
-// Runs on several processes that compute on GPUs. A test needs one GPU, which its processes share,
-// so they exchange tensors through Gloo; NCCL needs a GPU for each rank, and runs here on one rank.
+// Tests of runs on several processes that compute on GPUs. A test needs one GPU, which its
+// processes share, so they exchange tensors through Gloo. NCCL needs a GPU for each rank, so it is
+// tested on one rank.
 
 #include <cmath>
 #include <cstdlib>
@@ -34,7 +35,7 @@ TEST_CASE("each process of a machine chooses one of the visible GPUs", "[gpu_ran
   CHECK(chosen("6", 3) == "6");
   CHECK(chosen("3,5,", 2) == "3");  // the list ends before an entry that names no GPU
   CHECK(chosen("3,5,-1,7", 3) == "5");
-  CHECK(chosen("", 1).empty());  // no GPU is visible, and none becomes so
+  CHECK(chosen("", 1).empty());  // no GPU is visible, and none becomes visible
   if (before != nullptr)
     setenv("CUDA_VISIBLE_DEVICES", kept.c_str(), 1);
   else

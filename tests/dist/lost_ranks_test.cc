@@ -88,7 +88,7 @@ TEST_CASE("a killed or hung rank ends the run with an error that names it, and c
     const char* layout;  // a key of [dist]
   };
 
-  // Rank 0 is not stopped: it has the output that this test reads.
+  // Rank 0 never gets SIGSTOP, because this test reads its output.
   const std::vector<Loss> losses{{SIGKILL, 0, "tensor=1"},   {SIGKILL, 1, "tensor=1"},
                                  {SIGSTOP, 1, "tensor=1"},   {SIGKILL, 1, "tensor=2"},
                                  {SIGSTOP, 1, "tensor=2"},   {SIGKILL, 0, "pipeline=2"},

@@ -52,8 +52,8 @@ TEST_CASE("a stage runs each micro-batch forward and then backward, with few in 
 }
 
 /// Simulates the schedules of all stages, with one unit of time per pass. A pass waits for its
-/// input. A pass that sends a gradient also waits until all older gradients of its stage but one
-/// have been received. Returns the time at which the last pass ends, or -1 for a deadlock.
+/// input. A pass that sends a gradient also waits until all but one of the older gradients of its
+/// stage have been received. Returns the time at which the last pass ends, or -1 for a deadlock.
 int64_t time_of_schedules(int stages, int parts, int64_t micro_batches) {
   using Message = std::pair<int64_t, int>;  // micro-batch, sending part (counted over all stages)
   const int last = stages * parts - 1;
@@ -162,7 +162,8 @@ double largest_cost(const std::vector<double>& costs, double after,
   return largest;
 }
 
-/// Returns the least cost of all ways to cut the blocks from cuts.back() on into `stages` stages.
+/// Returns the smallest cost over all ways to cut the blocks from cuts.back() on into `stages`
+/// stages.
 double least_cost(const std::vector<double>& costs, double after, std::vector<int64_t> cuts,
                   int stages) {
   const auto n = std::ssize(costs);
@@ -298,7 +299,7 @@ TEST_CASE("with a tied embedding, stages agree with one process up to rounding",
                             b = numbers_of(f / "runs/2", "loss");
   REQUIRE(a.size() == 50);
   REQUIRE(b.size() == 50);
-  // The sum of four gradients in another order, in float32.
+  // The tolerance allows for float32 sums of four gradients in another order.
   for (size_t i = 0; i < a.size(); ++i) CHECK(b[i] == Approx(a[i]).epsilon(1e-6));
 }
 
@@ -312,7 +313,8 @@ TEST_CASE("stages with tensor parallelism have the bits of tensor parallelism al
   CHECK((results(f, "2", 4, 2, cut) == one));
   CHECK((results(f, "3", 8, 2, cut) == one));
 
-  // If the tensor ranks do not divide the vocabulary, all of them still cut the same stages.
+  // Even if the number of tensor ranks does not divide the vocabulary, all ranks cut the model into
+  // the same stages.
   lathe::test::write_config(f, {.name = "gpt",
                                 .data = "text",
                                 .keys = "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\n"
@@ -366,7 +368,7 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
     CHECK(forecast.at("sent_bytes_per_step").get<double>() ==
           Approx(figures.at("sent_bytes").get<double>()).epsilon(0.01));
   }
-  // A stage waits for a time of 1 or 1/2, and its two micro-batches take 1 each.
+  // A stage is idle for 1 or 1/2 units of time, and its two micro-batches take one unit each.
   const auto bubble = [&](const char* parts) {
     const Words own = with_keys(all, {"--dist.pipeline=2", "--train.grad_accum=2",
                                       std::string("--dist.virtual_stages=") + parts});
@@ -421,7 +423,7 @@ std::vector<double> firsts(const std::vector<NamedParameter>& parameters) {
   return all;
 }
 
-// A rank of the next test, in a process of its own.
+// One rank of the next test, which runs in its own process.
 TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -458,7 +460,7 @@ TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
     }
     CHECK(firsts(parameters)[0] == (has_table ? 10 : 0));
 
-    // A gradient of a parameter that another stage has would be lost.
+    // A gradient of a parameter that another stage has would be lost, so it is an error.
     if (is_tied) continue;
     for (const size_t i : {0, 4}) {
       if (mine[i] == 0) parameters[i].parameter.leaf().grad = torch::ones({1000});

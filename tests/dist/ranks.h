@@ -90,10 +90,11 @@ inline std::string results_of(const fs::path& run, const std::string& checkpoint
   return all;
 }
 
-/// Runs on any number of processes, each in a folder of its own, with keys that they share.
+/// Trains runs on any number of processes. Each run has its own folder, and all share the same
+/// config keys.
 class RunsOnRanks {
  public:
-  /// `last`: the checkpoint after the last step of the keys.
+  /// `last`: the name of the checkpoint after the last step.
   RunsOnRanks(std::vector<std::string> keys, std::string last)
       : keys_(std::move(keys)), last_(std::move(last)) {
     make_data(folder_);
@@ -174,7 +175,7 @@ inline Json plan_of(const TempFolder& f, int ranks, const std::string& config,
   return Json::parse(plan.out);
 }
 
-/// Returns a TCP port of the loopback that nothing listens on.
+/// Returns a TCP port of the loopback interface on which no process listens.
 inline int free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -187,7 +188,8 @@ inline int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// Runs the hidden test case with `tag` in `ranks` processes, and checks that it passes in each.
+/// Runs the hidden test case with `tag` in `ranks` processes, and checks that it passes in each
+/// process.
 inline void check_on_ranks(int ranks, const std::string& tag) {
   const TempFolder f;
   const std::string port = std::to_string(free_port());

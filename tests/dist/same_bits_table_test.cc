@@ -1,5 +1,6 @@
 // Tests that runs have the same bits on 1, 2 and 4 processes, for a table of model kinds,
-// precisions, optimizers and values of dist.shard. Each pair of values of two columns is in a cell.
+// precisions, optimizers and values of dist.shard. For any two columns, each pair of their values
+// occurs in a row (a cell) of the table.
 #include <algorithm>
 #include <array>
 #include <set>
@@ -30,7 +31,8 @@ const Kind divided_gpt{
     .data = "text",
     .keys = "n_layer = 2\nn_head = 2\nn_embd = 96\nblock_size = 12\ndropout = 0.1\n"};
 
-// adam8bit has 8-bit moments only of tensors with at least 4096 elements, which these kinds have.
+// adam8bit keeps 8-bit moments only for tensors with at least 4096 elements, which these kinds
+// have.
 const Kind wide_llama{.name = "llama",
                       .data = "text",
                       .keys =
@@ -109,7 +111,7 @@ std::vector<TableCell> bits_table() {
        "fp16",
        "adamw",
        "optimizer",
-       {"--amp.scaler=dynamic", "--amp.loss_scale=2097152"}},  // skips three as well
+       {"--amp.scaler=dynamic", "--amp.loss_scale=2097152"}},  // skips three updates as well
       {kinds[2], "fp16", "muon", "gradients", {}},
 
       {kinds[1], "fp32", "muon", "optimizer", {}},

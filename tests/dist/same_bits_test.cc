@@ -127,7 +127,7 @@ TEST_CASE("processes skip the update of the same step by train.spike_sigma", "[s
                    "step-00000060");
   const Kind& numbers = lathe::test::kinds[1];
   const fs::path alone = runs.train(1, numbers, {});
-  // None of the first 50 losses counts as a spike.
+  // Some update is skipped. The first 50 losses never count as spikes.
   CHECK(numbers_of(alone, "updates").back() < 60);
 
   for (const int ranks : {2, 4}) {

@@ -31,7 +31,7 @@ at::Tensor random_values(uint64_t seed, at::IntArrayRef sizes) {
 }
 
 bool equals_whole_rows(const at::Tensor& a, const at::Tensor& b) {
-  // Sums of a few terms in another order, in float64.
+  // The tolerance allows for float64 sums of a few terms in another order.
   return a.sizes() == b.sizes() && torch::allclose(a, b, 1e-12, 1e-12);
 }
 
@@ -83,14 +83,15 @@ void check_blocks(RecomputePolicy policy) {
 
   const auto first = grad(result, {mine, own_scale}, {}, /*create_graph=*/true);
   CHECK(equals_whole_rows(first[0].data(), g[0].detach()));
-  CHECK(!equals_whole_rows(first[1].data(), g[1].detach()));  // a sum over own positions only
+  CHECK(!equals_whole_rows(first[1].data(), g[1].detach()));  // a sum over this rank's positions
+                                                              // only
   const at::Tensor summed = first[1].data().clone();
   sum_block_gradients({&of_block, 1}, [&](size_t) { return summed; });
   CHECK(equals_whole_rows(summed, g[1].detach()));
   CHECK(equals_whole_rows(grad(sum(first[0] * first[0]), {mine})[0].data(), h));
 }
 
-// A rank of the next test, in a process of its own.
+// One rank of the next test, which runs in its own process.
 TEST_CASE("a rank checks the ops of sequence parallelism", "[.rank_of_sequence_ranks]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -290,9 +291,10 @@ TEST_CASE("runs with sequence parallelism use the memory and send the bytes that
             Approx(memory.back()).epsilon(0.05));
     }
     // Each block keeps half of the residual stream in four places: the inputs of two norms and of
-    // the two layers after them. [2, 512, 64] in float32, with room for one block's buffers.
+    // the two layers after them. [2, 512, 64] in float32, less an allowance for one block's
+    // buffers.
     CHECK(memory[0] - memory[1] > 3 * 4 * (2 * 512 * 64 / 2) * 4);
-    // Two layers of a block gather their inputs again: a quarter more.
+    // Two layers of a block gather their inputs again, which is a quarter more.
     CHECK(sent[1] / sent[0] == Approx(1.25).epsilon(0.1));
   }
 }

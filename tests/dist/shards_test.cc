@@ -87,13 +87,14 @@ TEST_CASE("parameters that are updated as a whole are never cut", "[shards]") {
     const auto owned = owned_by_ranks(sizes, divisible, int64_t{1} << 30, ranks);
     CHECK(spread(owned) <= 2 * grad_sum_chunk);
   }
-  // More ranks than tensors: some own nothing.
+  // With more ranks than tensors, some ranks own nothing.
   const auto owned = owned_by_ranks({70000, 70000}, {false, false}, int64_t{1} << 30, 4);
   CHECK(owned == std::vector<int64_t>{70000, 70000, 0, 0});
 }
 
 TEST_CASE("buckets end in the order in which a backward pass completes them", "[shards]") {
-  // Small parameters of two kinds in turn: the bucket of either must not wait for the first layer.
+  // Small parameters of two kinds alternate. The buckets of neither kind may wait for the first
+  // layer.
   std::vector<int64_t> sizes;
   std::vector<bool> divisible;
   for (int layer = 0; layer < 16; ++layer) {
@@ -260,8 +261,8 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
   }
 }
 
-/// A layer of an RNN uses its weights at every position: their gradients are added up where they
-/// are cast.
+/// A layer of an RNN uses its weights at every position, so their gradients are summed at the cast
+/// that all uses share.
 TEST_CASE("weights whose casts are shared by several uses have the same bits with sharding",
           "[shards]") {
   RunsOnRanks runs(shard_keys, "step-00000004");

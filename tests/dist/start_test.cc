@@ -210,7 +210,8 @@ TEST_CASE("processes that read different source weights are refused", "[start]")
       INFO(done[0].err << done[1].err);
       CHECK(done[0].code == (is_same ? 0 : 2));
       CHECK(done[1].code == (is_same ? 0 : 2));
-      CHECK(is_same == (done[0].err.find("of rank 1 is not rank 0's") == std::string::npos));
+      CHECK(is_same ==
+            (done[0].err.find("of rank 1 differs from that of rank 0") == std::string::npos));
       CHECK(fs::exists(f / ("runs/" + keys[0] + "-other")) == false);
     }
   }

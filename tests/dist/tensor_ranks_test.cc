@@ -31,7 +31,7 @@ using Tensors = std::vector<at::Tensor>;
 using Words = std::vector<std::string>;
 
 bool equals_whole(const at::Tensor& a, const at::Tensor& b) {
-  // Sums of a few terms in another order, in float64.
+  // The tolerance allows for float64 sums of a few terms in another order.
   return a.sizes() == b.sizes() && torch::allclose(a, b, 1e-12, 1e-12);
 }
 
@@ -157,7 +157,7 @@ void check_embedding() {
   CHECK_THROWS(embedding_of_tensor_ranks(torch::tensor({-1}), part));
 }
 
-// A rank of the next test, in a process of its own.
+// One rank of the next test, which runs in its own process.
 TEST_CASE("a rank checks the ops of tensor parallelism", "[.rank_of_tensor_ranks]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -277,7 +277,8 @@ TEST_CASE("a tensor-parallel run agrees with one process up to rounding", "[tens
     CHECK(numbers_of(f / "runs/1", "loss").size() == 50);
     CHECK(difference("loss") < cell.tolerance);
     CHECK(difference("val_loss") < cell.tolerance);
-    CHECK(difference("grad_norm") < 10 * cell.tolerance);  // a gradient is a small difference
+    CHECK(difference("grad_norm") < 10 * cell.tolerance);  // a gradient is a small difference of
+                                                           // larger sums
     CHECK((two != alone));  // the control: sums over two processes have another order
     // Further data ranks and sharding do not change bits.
     CHECK((train(4, "4", with_keys(cut, {"--dist.shard=gradients"})) == two));

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Runs the commands and programs of docs/guide/chat-model.md in order, in a temporary folder and on a small model with random
-weights whose folder has the files of SmolLM2-135M-Instruct, and checks what they print:
+"""Runs the commands and programs of docs/guide/chat-model.md in order, in a temporary folder, and
+checks their output. The model is small and has random weights, and its folder has the files of
+SmolLM2-135M-Instruct.
 
   tests/docs/chat_model.py LATHE
 
@@ -31,7 +32,7 @@ WAIT = 'for _ in $(seq 300); do curl -s -o server.txt "http://127.0.0.1:$PORT/he
 
 
 def blocks(page):
-    """Return (language, text) of each block of the page that is to be run, in order."""
+    """Return (language, text) of each code block of the page that must run, in order."""
     return re.findall(r"^```(sh|python)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 

@@ -47,7 +47,7 @@ Page::Page(const std::string& markdown) {
   std::istringstream lines(markdown);
   bool in_block = false, in_indented = false, after_blank = true;
   for (std::string line; std::getline(lines, line);) {
-    // A block may also be indented, after a blank line. It then is shell.
+    // An indented block after a blank line is a block of shell.
     const bool is_indented = !in_block && line.starts_with("    ") && (in_indented || after_blank);
     if (is_indented) {
       if (!in_indented) blocks.push_back({"sh", ""});
@@ -216,7 +216,7 @@ class Checker {
     }
     if (words[1] == "lathe" || words[1] == "train") return;
 
-    // All paragraphs of the help about this command.
+    // Collect all paragraphs of the help about this command.
     std::string help;
     const std::regex own("\\n  " + words[1] + " [^\\n]*(\\n   [^\\n]*)*");
     for (std::sregex_iterator i(dev_help().begin(), dev_help().end(), own), end; i != end; ++i)

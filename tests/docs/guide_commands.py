@@ -22,7 +22,7 @@ PAGES = ("docs/guide/language-models.md", "docs/guide/fine-tuning.md")
 
 
 def blocks(page):
-    """Return (language, text) of each code block of the page that is to be run, in order."""
+    """Return (language, text) of each code block of the page that must run, in order."""
     return re.findall(r"^```(sh|python)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 

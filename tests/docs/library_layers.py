@@ -5,8 +5,8 @@ with its fields if it has none, and their defaults.
 
   tests/docs/library_layers.py [--table]
 
---table prints what the tables must contain. Two controls must fail: a page with another default,
-and a page without a field.
+--table prints the entries that the tables must contain. Two controls must fail: a page with another
+default, and a page without a field.
 """
 import re
 import sys
@@ -30,7 +30,7 @@ def structs(text):
 
 
 def split(text):
-    """Splits at the commas outside of brackets."""
+    """Splits a text at the commas outside of brackets."""
     parts, depth = [""], 0
     for c in text:
         depth += (c in "<({") - (c in ">)}")
@@ -42,7 +42,8 @@ def split(text):
 
 
 def named(declaration):
-    """`std::optional<Pair> stride = std::nullopt` -> `stride = nullopt`."""
+    """Returns name and default: `std::optional<Pair> stride = std::nullopt` -> `stride =
+    nullopt`."""
     name, _, default = declaration.partition("=")
     name = re.findall(r"\w+", name)[-1].rstrip("_")
     return f"{name} = {default.strip().replace('std::', '')}" if default else name
@@ -70,7 +71,8 @@ def fields(body):
 
 
 def layers():
-    """Returns what the page's first table must list, and the fields of each struct of options."""
+    """Returns the calls that the page's first table must list, by layer, and the fields of each
+    struct of options."""
     all_structs = {}
     for path in sorted((ROOT / "nn/layers").glob("*.h")):
         all_structs |= dict(structs(path.read_text()))

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Installs Lathe into a temporary folder, builds each folder of examples/ against it, outside of the tree, and runs what
-was built: package.py BUILD_FOLDER LIBTORCH [EXAMPLE ...]. A control: without the installed package they can't be configured."""
+"""Installs Lathe into a temporary folder, builds each folder of examples/ against the installed
+package, outside of the source tree, and runs the programs: package.py BUILD_FOLDER LIBTORCH
+[EXAMPLE ...]. Control: without the installed package, CMake must fail to configure them."""
 import csv
 import json
 import math
@@ -21,7 +22,8 @@ def run(*words, cwd=None, fails=False):
 
 
 def blobs(path):
-    """Writes examples of three classes, each around a point of its own."""
+    """Writes examples of three classes, whose features scatter around a different point for each
+    class."""
     draw = random.Random(1)
     with open(path, "w", newline="") as file:
         out = csv.writer(file)
@@ -38,20 +40,21 @@ def try_own_model(binary, folder):
     keys = ["--data.dir=blobs", "--train.eval_interval=0", "--train.threads=1"]
     assert "kind = \"maxout\"" in run(binary, "config", "show", config, *keys, cwd=folder)
     assert "time of the run" in run(binary, "plan", config, *keys, cwd=folder)
-    # Too large to be measured here, and the kind does not define how to scale it down.
+    # This model is too large to be measured here, and its kind does not define how to scale it
+    # down.
     large = ["--model.n_hidden=99991", "--model.n_piece=97", "--train.batch_size=4096"]
     assert "from a smaller version that was measured" in run(binary, "plan", config, *keys, *large, cwd=folder)
     train = [binary, "train", config, *keys, "--schedule.kind=constant"]
     run(*train, "--train.out_dir=whole", "--train.steps=200", cwd=folder)
     last = json.loads(run(binary, "eval", "whole", cwd=folder).splitlines()[-1])
     assert last["accuracy"] > 0.9, last
-    for steps in [90, 200]:  # in two parts: the same bits
+    for steps in [90, 200]:  # two parts give the same bits
         run(*train, "--train.out_dir=parts", f"--train.steps={steps}", cwd=folder)
     model = "checkpoints/step-00000200/model.safetensors"
     assert (folder / "whole" / model).read_bytes() == (folder / "parts" / model).read_bytes()
     run(*train, "--train.out_dir=other", "--train.steps=200", "--train.seed=2", cwd=folder)
     assert (folder / "whole" / model).read_bytes() != (folder / "other" / model).read_bytes()  # the control
-    # On 4 processes with sharded parameters, then on 1: the same bits as on 1 alone.
+    # A run on 4 processes with sharded parameters, and then on 1, has the same bits as a run on 1.
     four = ["--train.grad_accum=4", "--train.batch_size=16", "--memory.recompute=blocks"]
     run(*train, *four, "--train.out_dir=alone", "--train.steps=60", cwd=folder)
     shared = [*train, *four, "--train.out_dir=shared", "--dist.timeout=60"]
@@ -75,12 +78,12 @@ def try_own_task(binary, folder):
     # The 10% and 90% quantiles of the noise are -0.128 and 0.128. The pinball losses of these and of the median add up
     # to 0.1 (0.1755 + 0.3989 + 0.1755) = 0.075.
     assert 0.07 < last["pinball"] < 0.1 and 0.65 < last["within_80"] < 0.92, last
-    for steps in [150, 400]:  # in two parts: the same bits
+    for steps in [150, 400]:  # two parts give the same bits
         run(*train, "--train.out_dir=series-parts", f"--train.steps={steps}", "--schedule.kind=constant", cwd=folder)
     model = "checkpoints/step-00000400/model.safetensors"
     run(*train, "--train.out_dir=series-whole", "--schedule.kind=constant", cwd=folder)
     assert (folder / "series-parts" / model).read_bytes() == (folder / "series-whole" / model).read_bytes()
-    # The task, its data and the transform on 4 processes, then on 2: the same bits as on 1.
+    # A run of the task on 4 processes, and then on 2, has the same bits as a run on 1.
     four = ["--train.grad_accum=4", "--train.batch_size=16", "--schedule.kind=constant"]
     run(*train, *four, "--train.out_dir=series-alone", "--train.steps=60", cwd=folder)
     shared = [*train[1:], *four, "--train.out_dir=series-shared", "--dist.shard=gradients", "--dist.timeout=60"]
@@ -91,8 +94,8 @@ def try_own_task(binary, folder):
     assert (folder / "series-alone" / model).read_bytes() == (folder / "series-joined" / model).read_bytes()
     run(*train, *four, "--train.out_dir=series-other", "--train.steps=60", "--train.seed=2", cwd=folder)
     assert (folder / "series-alone" / model).read_bytes() != (folder / "series-other" / model).read_bytes()  # the control
-    # The transform: a head of zeros predicts zero, so the loss is that of the series itself. The
-    # control starts from random values.
+    # The transform sets parameters to zero. A head of zeros predicts zero, so the loss is that of
+    # the series itself. The control starts from random values.
     for name, zero in [("zero", "head.*"), ("random", "")]:
         run(*train, f"--train.out_dir={name}", "--train.steps=1", "--optim.lr=1e-9", f"--start.zero={zero}", cwd=folder)
     losses = [json.loads(run(binary, "eval", name, cwd=folder).splitlines()[-1])["pinball"] for name in ["zero", "random"]]

@@ -1,8 +1,8 @@
 // Helpers of the fuzz targets: a corpus that starts with the target's seeds, and files in memory.
 //
-// A target is one file with seeds() and LLVMFuzzerTestOneInput. An input may give a value or a
-// lathe::Error. Anything else is a fault: a crash, another exception, a report of a sanitizer, more
-// than ten seconds.
+// A target is one file with seeds() and LLVMFuzzerTestOneInput. For each input, the parser may
+// return a value or throw a lathe::Error. Anything else is a fault: a crash, another exception, a
+// report of a sanitizer, or more than ten seconds.
 #pragma once
 
 #include <sys/mman.h>
@@ -22,7 +22,7 @@
 
 namespace lathe::fuzz {
 
-/// Returns inputs with which the search starts. Each target defines it.
+/// Returns the inputs with which the search starts. Each target defines this function.
 std::vector<std::string> seeds();
 
 /// Ends the process as a fault unless the condition holds.

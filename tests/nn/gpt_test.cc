@@ -228,8 +228,8 @@ TEST_CASE("counted matmul FLOPs agree with the 6N formula", "[gpt]") {
   c.train.batch_size = 2;
   c.train.device = "cpu";
   const double formula = GPT(own).flops_per_unit() * 2 * 32;
-  // The formula's N includes norms and biases, which have no matmul. A block has 13 C of them
-  // beside 12 C^2 weights of matrices.
+  // The formula's N includes norms and biases, which have no matmul. A block has 13 C of them in
+  // addition to 12 C^2 weights of matrices.
   CHECK(dry_step(loaded).micro_batch.matmul() == Approx(formula).epsilon(0.01));
 }
 

@@ -12,20 +12,22 @@
 
 namespace lathe::test {
 
-using Weights = std::map<std::string, at::Tensor>;  ///< by our paths; leaves of LibTorch's autograd
+using Weights = std::map<std::string, at::Tensor>;  ///< by the parameter's path in Lathe; leaves of
+                                                    ///< LibTorch's autograd
 using Tensors = std::vector<at::Tensor>;
 
 struct ModuleCase {
-  std::string module;  ///< its type's name
+  std::string module;  ///< the name of its type
   std::string label;
-  Tensors inputs;  ///< float64; gradients of all are checked
+  Tensors inputs;  ///< float64; the gradients of all inputs are checked
   std::function<std::vector<NamedParameter>()> parameters;
   std::function<std::vector<Variable>(const std::vector<Variable>&)> ours;
   std::function<Tensors(const Weights&, const Tensors&)> theirs;
-  bool checks_shape = true;  ///< false: it accepts a first input of another size
+  bool checks_shape = true;  ///< false: the module accepts a first input of another size, so no
+                             ///< error is expected
 };
 
-/// Returns all rows. Each module that makes a ModuleCall has one, except model kinds and their
+/// Returns all rows. Each module that creates a ModuleCall has a row, except model kinds and their
 /// blocks.
 const std::vector<ModuleCase>& module_table();
 /// Compares results and gradients with LibTorch, gradients with central differences, and checks the

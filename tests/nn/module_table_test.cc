@@ -42,7 +42,8 @@ class ModuleChecker {
                double tolerance) {
     std::string problem;
     if (!ours.defined() || !wanted.defined()) {
-      // The gradient of a parameter without effect on the result is undefined here, zero there.
+      // The gradient of a parameter without effect on the result is undefined in Lathe and zero in
+      // LibTorch.
       const at::Tensor& there = ours.defined() ? ours : wanted;
       if (there.defined() && there.abs().max().item<double>() > 1e-12)
         problem = "a gradient on one side alone";
@@ -78,7 +79,7 @@ class ModuleChecker {
     return in;
   }
 
-  // In float64, only the order of sums differs.
+  // In float64, results differ only because sums are computed in another order.
   void against_libtorch() {
     const auto in = fresh();
     Tensors x;

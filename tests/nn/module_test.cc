@@ -303,7 +303,8 @@ TEST_CASE("a state dict is saved to a file and read back, bit for bit", "[module
   CHECK(to.out.weight.data().equal(from.in.weight.data().to(at::kFloat)));
   CHECK(to.seen.item<int64_t>() == 7);
 
-  // A transposed tensor is written by its values; an empty one and one number are possible.
+  // A transposed tensor is written by its values. Tensors without elements and with one number can
+  // be written too.
   save_state_dict({{"t", torch::arange(6).view({2, 3}).t()},
                    {"none", torch::zeros({0, 4})},
                    {"one", torch::tensor(2.5)}},

@@ -516,7 +516,7 @@ TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and 
         learn(net, 40, [&] { return cross_entropy(net(Variable(images)), labels); });
     CHECK(first > 0.7);
     CHECK(last < 0.05);
-    {  // running statistics have followed: the model is as good outside training
+    {  // the running statistics have converged, so the model is as good outside training
       const Evaluation evaluation;
       CHECK(cross_entropy(net(Variable(images)), labels).item() < 0.2);
     }

@@ -280,7 +280,7 @@ std::vector<at::Tensor> offload_after_steps(const OptimConfig& c, const OffloadC
         if (params[i].parameter.grad().defined()) optimizer.sum_gradient(i);
       }
       optimizer.decide(0.01, options);
-      // In an order that differs from that of the file.
+      // Update the slots in an order that differs from that of the file.
       for (size_t i = params.size(); i-- > 0;) {
         const size_t other = (i * 5 + static_cast<size_t>(step)) % params.size();
         if (params[other].parameter.grad().defined()) optimizer.update_parameter(other, options);

@@ -13,7 +13,7 @@ using namespace lathe;
 constexpr int lowp_steps = 25;
 constexpr int64_t elements = 1024;
 
-/// One way to set an optimizer up, here and in torch.
+/// One configuration of an optimizer, in Lathe and in torch.
 struct LowPrecisionKind {
   std::string label;
   OptimConfig config;
@@ -108,8 +108,8 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
 
 double lowp_rate(int step) { return 0.05 / (1 + 0.1 * step); }
 
-/// Returns the gradient of a step, the same for both sides: magnitudes from 1/4 to 2 and random
-/// signs.
+/// Returns the gradient of a step, the same for Lathe and torch: magnitudes from 1/4 to 2 and
+/// random signs.
 at::Tensor gradient(int step) {
   torch::manual_seed(static_cast<uint64_t>(step) + 100);
   const at::Tensor size = torch::rand({2, elements / 2}) * 1.75 + 0.25;
@@ -153,9 +153,9 @@ TEST_CASE("optimizers agree with those of torch.optim in float32", "[optimizer_p
     const at::Tensor a = lowp_ours(kind.config, at::kFloat),
                      b = torchs(kind, at::kFloat, at::kFloat);
     const at::Tensor moved = (b - start()).abs();
-    // A step rounds the parameter once on each side, and its update about 8 times more (the decayed
-    // gradient, two averages, root, quotient, product). An update is at most as large as the change
-    // of the parameter so far, or 1.
+    // In each step Lathe and torch both round the parameter once, and its update about 8 times (the
+    // decayed gradient, two averages, root, quotient, product). An update is at most as large as
+    // the change of the parameter so far, or 1.
     const at::Tensor spacing = torch::maximum(b.abs(), moved).clamp_min(1) * 0x1p-23;
     const double off = ((a - b).abs() / spacing).max().item<double>();
     INFO(kind.label << ": off by " << off << " units of the last place after " << lowp_steps

@@ -10,10 +10,10 @@ namespace lathe::test {
 
 using State = std::map<std::string, at::Tensor>;
 
-/// The arguments of a step of a reference, which computes in float64.
+/// The arguments of a step of a reference implementation, which computes in float64.
 struct Step {
   const OptimConfig& c;
-  double lr, wd, t;  // t: the number of the step, from 1
+  double lr, wd, t;  // learning rate, weight decay, and the number of the step, from 1
   Role role;
 };
 /// Returns the parameter after a step; `s` is the state of this parameter, empty at first.

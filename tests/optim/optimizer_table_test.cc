@@ -144,9 +144,9 @@ TEST_CASE("every optimizer agrees with its formula in float64", "[optimizer_tabl
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
     const auto wanted = theirs(row);
-    // Float64 rounds in 20 steps; Muon's singular values and products lose a few digits more. With
-    // 8 bits, our scale is float32 and the reference's is float64, and a moment halfway between two
-    // levels may be rounded to either.
+    // The tolerance covers the float64 rounding of 20 steps; Muon's singular values and products
+    // lose a few more digits. With 8 bits, our scale is float32 and the reference's is float64, and
+    // a moment halfway between two levels may be rounded to either.
     const bool eight = row.kind.ends_with("8bit");
     const double tolerance = eight ? 1e-6 : row.kind == "muon" ? 1e-9 : 1e-12;
     CHECK(share_apart(ours_after(config_of(row), at::kDouble), wanted, tolerance) <=
@@ -162,9 +162,10 @@ TEST_CASE("every optimizer agrees with its formula in float32", "[optimizer_tabl
     INFO(row.kind << " " << row.label);
     const bool eight = row.kind.ends_with("8bit"), muon = row.kind == "muon",
                lion = row.kind == "lion";
-    // 20 steps of up to 0.05 that are each rounded some 8 times in float32: 20 * 8 * 2^-24 at a
-    // size of 1. RMSprop's deviation and Newton-Schulz (a small singular value and its error grow
-    // by 3.4 per iteration) lose more. Lion's sign and a level in 8 bits may differ in close cases.
+    // The tolerance covers 20 steps of up to 0.05, each rounded some 8 times in float32: 20 * 8 *
+    // 2^-24 for values near 1. RMSprop's deviation and Newton-Schulz (a small singular value and
+    // its error grow by 3.4 per iteration) lose more. Lion's sign and a level in 8 bits may differ
+    // in close cases.
     const double tolerance = muon || row.kind == "rmsprop" ? 5e-3 : 3e-5;
     CHECK(share_apart(ours_after(config_of(row), at::kFloat), theirs(row, at::kFloat), tolerance) <=
           (eight  ? 5e-3
@@ -173,7 +174,7 @@ TEST_CASE("every optimizer agrees with its formula in float32", "[optimizer_tabl
   }
 }
 
-/// While alive, optimizers update whole tensors by ATen's ops, as on GPUs.
+/// While alive, optimizers update whole tensors with ATen's ops, as on GPUs.
 struct ByTensors {
   ByTensors() { use_kernels(false); }
   ~ByTensors() { use_kernels(true); }
@@ -199,7 +200,8 @@ TEST_CASE("optimizers of complete tensors agree with their implementation by ATe
         c.grad_clip_by = clip_by;
       }
 
-      // The same formula in another order of sums, and with norms of float32; see the tests above.
+      // Both compute the same formula, but with sums in another order and norms in float32; see the
+      // tests above.
       const bool eight = row.kind.ends_with("8bit");
       for (const auto dtype : {at::kDouble, at::kFloat}) {
         const auto kernels = ours_after(c, dtype);
@@ -560,7 +562,7 @@ TEST_CASE("the EMA of weights agrees with its formula, also for parameters witho
         const Slot& slot = optimizer.groups()[i].slots[0];
         CHECK(slot.names.back() == "ema");
         CHECK(slot.state.back().scalar_type() == (dtype == at::kDouble ? at::kDouble : at::kFloat));
-        // Rounded a few times a step.
+        // Each step rounds a few times.
         CHECK((slot.state.back().to(at::kDouble) - wanted[i]).abs().max().item<double>() <
               (dtype == at::kDouble ? 1e-14 : 2e-6));
       }

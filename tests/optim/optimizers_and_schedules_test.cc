@@ -254,7 +254,7 @@ TEST_CASE("a bfloat16 gradient updates the float32 parameter and its working cop
   p[0].parameter.leaf().grad = torch::ones({2, 2}, at::kBFloat16);
   optimizer.step(1e-3);
   CHECK(p[0].parameter.data()[0][0].item<float>() ==
-        Approx(0.999));  // below bf16's spacing of 1/256 at 1
+        Approx(0.999));  // the change is below bf16's spacing at 1
   CHECK(p[0].parameter.leaf().precision.low.equal(p[0].parameter.data().to(at::kBFloat16)));
 }
 

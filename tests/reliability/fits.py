@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs what `lathe plan --fit` proposes within the memory that it was asked for: fits.py LATHE [TRIALS] [SEED]
+"""Trains with the config keys that `lathe plan --fit` proposes for a memory limit: fits.py LATHE
+[TRIALS] [SEED]
 
 Each trial draws a config and a limit below what the config needs, and trains with the proposed keys
 for 3 steps in a cgroup with that memory limit. No run may be killed. Configs for which --fit finds

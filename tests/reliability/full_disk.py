@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Fills a disk: a run on a tmpfs that is too small ends with exit code 6 and an error of one
-sentence, and resumes once there is space.
+"""Fills a disk: a run on a tmpfs that is too small must end with exit code 6 and an error of one
+sentence, and must resume once there is space.
 
 usage: full_disk.py LATHE
 """

@@ -69,7 +69,7 @@ def cut(draw, body):
 
 
 def changed(draw, body):
-    """Some bytes are replaced, removed, repeated or added."""
+    """Returns the body with some bytes replaced, removed, repeated or added."""
     body = bytearray(body)
     for _ in range(draw.choice([1, 1, 2, 5, 20])):
         at = draw.randrange(len(body) + 1)

@@ -2,10 +2,10 @@
 """Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
 
 A run begins on 1, 2 or 4 processes. A random rank gets SIGKILL at a random moment. The run is
-started again on another number of processes, with another dist.shard, with or without a pipeline of
-two stages and saves in the background, until it ends. Then its metrics and its newest checkpoint must be those of
-an uninterrupted run on one process. No start may lose the newest checkpoint. A start that takes
-more than a minute is a hang.
+started again, until it ends, on another number of processes, with another dist.shard, and with or
+without a pipeline of two stages and saves in the background. Then its metrics and its newest
+checkpoint must be those of an uninterrupted run on one process. No start may lose the newest
+checkpoint. A start that takes more than a minute is a hang.
 """
 import os
 import random
@@ -19,13 +19,13 @@ from tiny import Tiny, check, checkpoints, control, difference
 
 STEPS, SAVED, TIMEOUT = 40, 5, 5
 SHARDS = ["none", "optimizer", "gradients", "parameters"]
-# Stages have the bits of one process if embeddings are not tied.
+# Pipeline stages give the bits of one process only if embeddings are not tied.
 WORDS = ["--train.grad_accum=4", "--memory.recompute=blocks", "--model.tie_weights=false", "--model.n_layer=2",
          f"--dist.timeout={TIMEOUT}"]
 
 
 def ranks_of(launcher):
-    """Returns a launcher's child processes by rank, which is in their environment."""
+    """Returns a launcher's child processes by rank, which it reads from their environment."""
     found = {}
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
     for pid in children.read_text().split() if children.exists() else []:

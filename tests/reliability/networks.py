@@ -1,4 +1,5 @@
-"""Two network namespaces of this machine, with addresses of their own and a link between them."""
+"""Creates two network namespaces on this machine, with their own addresses and a link between
+them."""
 import os
 import subprocess
 

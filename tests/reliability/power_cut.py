@@ -2,11 +2,11 @@
 """Simulates power cuts on real file systems: while a run trains in a loop-mounted image, the image
 is cloned. Then the clone is mounted, and the run resumes there.
 
-A clone is one instant of the block device: it has every write that the file system had issued, and
-no later one, as if the power failed and the disk still wrote its own cache.
-tests/train/store/crash_test.cc simulates disks that lose or reorder their cache. The image lies on
-an XFS of its own, because its clones (reflinks) are atomic and copies are not. As a control, strace
-turns every fsync of one run into nothing, which must be noticed.
+A clone is a snapshot of the block device. It has exactly the writes that the file system had issued
+before, as if the power failed and the disk still wrote the contents of its own cache.
+tests/train/store/crash_test.cc simulates disks that lose or reorder their cache. The image is in
+another XFS file system, because clones (reflinks) are atomic and copies are not. As a control,
+strace skips every fsync of one run, and the test must notice this.
 
 usage: power_cut.py LATHE ext4|xfs [CUTS [SEED]]
 """
@@ -47,8 +47,8 @@ def mounted(image, at, options="loop"):
 
 
 def cut(tiny, kind, outer, disk, at, number, under=()):
-    """Cuts the power `at` seconds into a run, or at its end. Returns the step that the run resumed
-    from."""
+    """Cuts the power `at` seconds after the start of a run, or at its end. Returns the step that
+    the run resumed from."""
     run = disk / f"run{number}"
     process = subprocess.Popen([*under, *tiny.command(run)], cwd=tiny.folder, stdout=subprocess.PIPE, text=True)
     said = []

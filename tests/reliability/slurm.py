@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Requeues a Slurm job by hand, preempts it, and sends it the signal that precedes a time limit.
-The job must resume each time from where it stopped and end with the bits of an uninterrupted run.
-The job is docs/requeue.sbatch. Then a job of two tasks, which train together, is requeued; it must
-end with the bits of a run on one process.
+Each time, the job must resume from the step at which it stopped. It must end with the bits of an
+uninterrupted run. The job is docs/requeue.sbatch. Then a job of two tasks, which train together, is
+requeued; it must end with the bits of a run on one process.
 
 The cluster is one node on the loopback address, with its own munge, in a temporary folder (Debian's
 packages slurm-wlm and munge). As a control, a job that may not be requeued is stopped once; the
@@ -85,7 +85,7 @@ class Cluster:
         for name in ("munge", "state", "spool"):
             (folder / name).mkdir(parents=True)
         for open_to_all in (folder.parent, folder):
-            open_to_all.chmod(0o711)  # munge wants its socket to be reachable
+            open_to_all.chmod(0o711)  # munge requires that its socket is reachable
         key = folder / "munge/key"
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Stops runs by signals, one or two at a time, at random moments of each phase: start, training, evaluation, sampling,
-saving. Every run ends as documented (75; 130 after a second SIGINT; by the signal itself where it comes before the
-program has begun to run), resumes from where it stopped, and ends with the bits of a run that never stopped.
+saving. Every run must end as documented: with exit code 75, with 130 after a second SIGINT, or by
+the signal itself if that arrives before the program can handle it. Then it must resume from the
+step at which it stopped, and end with the bits of an uninterrupted run.
 
-As controls, a byte of a checkpoint is changed between a stop and the resumption, and a run is compared with one of
-another seed; both must be noticed.
+As controls, a byte of a checkpoint is changed before a resume, and a run is compared with a run of
+another seed. The checks must notice both.
 
 usage: stop_signals.py LATHE [STOPS [SEED]]
 """
@@ -32,8 +33,8 @@ def step_of(line):
 
 
 def times(tiny):
-    """Returns the longest duration of each phase: until the first line, and from a step's line
-    until the next."""
+    """Returns the longest duration of each phase: from the start to the first line of output, and
+    from a step's line to the next line."""
     begin, process = time.monotonic(), tiny.start(tiny.folder / "timed")
     lines = [(time.monotonic() - begin, line) for line in process.stdout]
     check(process.wait() == 0, process.stderr.read())
@@ -126,7 +127,7 @@ def main():
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1 << 31)
     print(f"seed {seed}", flush=True)
     for which in (TERM, INT, HUP, USR1):
-        signal.signal(which, signal.SIG_DFL)  # a shell ignores some in background jobs, and children inherit that
+        signal.signal(which, signal.SIG_DFL)  # children inherit ignored signals
     tiny = Tiny(sys.argv[1], steps=STEPS, interval=SAVED,
                 words=[f"--train.eval_interval={EVALUATED}", "--train.eval_batches=60",
                        f"--train.sample_interval={SAMPLED}"])

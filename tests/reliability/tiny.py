@@ -64,7 +64,7 @@ class Tiny:
     The folder is deleted with this object. `interval` is the number of steps between checkpoints,
     and `words` are further arguments of each `lathe train` command."""
 
-    binary = None  # of the newest object
+    binary = None  # `lathe` of the newest object
 
     def __init__(self, lathe, steps, interval, width=8, words=()):
         self.words = list(words)
@@ -122,7 +122,7 @@ def difference(a, b):
 
     def lines(run):
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        # skip the records of changed config keys
+        # Skip the records of changed config keys.
         return [{k: row[k] for k in keys if k in row} for row in rows if "changed" not in row]
 
     if lines(a) != lines(b):

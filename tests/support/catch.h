@@ -1,6 +1,7 @@
-// Includes LibTorch's functions, which are the oracles, and Catch2, version 2 or 3. This header is
-// precompiled, so the compiler reads it before all others. LibTorch's logging header defines CHECK
-// too. It is included here and its CHECK removed, so that a later #include can't replace Catch2's.
+// Includes LibTorch's functions, with which tests compare results, and Catch2, version 2 or 3. This
+// header is precompiled, so the compiler reads it before all others. LibTorch's logging header also
+// defines CHECK. It is included here and its CHECK is removed, so that a later #include can't
+// replace Catch2's CHECK.
 #pragma once
 
 #include <c10/util/Logging.h>

@@ -22,7 +22,8 @@ inline std::string gguf_value(const char* s) { return gguf_value(std::string(s))
 inline std::string gguf_value(uint32_t x) { return raw(uint32_t{4}) + raw(x); }
 inline std::string gguf_value(float x) { return raw(uint32_t{6}) + raw(x); }
 inline std::string gguf_value(bool x) { return raw(uint32_t{7}) + raw(uint8_t{x}); }
-/// Returns the bytes of a list whose elements have the type number `type`. `bytes` converts one.
+/// Returns the bytes of a list whose elements have the type number `type`. `bytes` returns the
+/// bytes of one element.
 template <class T, class F>
 std::string gguf_list(uint32_t type, const std::vector<T>& list, F&& bytes) {
   std::string made = raw(uint32_t{9}) + raw(type) + raw(uint64_t{list.size()});
@@ -39,7 +40,7 @@ inline std::string gguf_value(const std::vector<float>& list) {
   return gguf_list(6, list, raw<float>);
 }
 
-/// A GGUF file. Each part can be changed to one that does not match the others.
+/// The parts of a GGUF file. Tests can change each part so that it contradicts the others.
 struct GGUFBytes {
   struct Tensor {
     std::string name;
@@ -52,7 +53,7 @@ struct GGUFBytes {
   uint32_t version = 3;
   std::vector<std::pair<std::string, std::string>> values;
   std::vector<Tensor> tensors;
-  std::optional<uint64_t> tensor_count{}, key_count{};
+  std::optional<uint64_t> tensor_count{}, key_count{};  ///< written instead of the correct counts
   uint64_t alignment = 32;
   bool padded_end = true;
 

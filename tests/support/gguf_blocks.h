@@ -19,7 +19,8 @@ struct GGUFBlock {
   std::vector<float> values;
 };
 
-/// Packs random numbers. Values are computed in double, which is exact, and rounded once to float.
+/// Packs random numbers. The expected values are computed in double, which is exact, and rounded
+/// once to float.
 class GGUFPacker {
  public:
   explicit GGUFPacker(uint64_t seed) : random_(seed) {}
@@ -36,9 +37,9 @@ class GGUFPacker {
     const c10::BFloat16 x = std::normal_distribution<float>()(random_);
     return {raw(x.x), {static_cast<float>(x)}};
   }
-  /// Packs a block of 32 numbers of `bits` bits, with a scale and either a minimum or a fixed
-  /// offset. The fifth bits of all numbers come first. Then each byte has the lower four bits of
-  /// the numbers i and i + 16.
+  /// Packs Q4_0, Q4_1, Q5_0 or Q5_1: 32 numbers of `bits` bits, with a scale and either a minimum
+  /// (`has_least`) or a fixed offset. If `bits` is 5, the fifth bits of all numbers come first.
+  /// Then byte i has the lower four bits of the numbers i and i + 16.
   GGUFBlock legacy(int bits, bool has_least) {
     const c10::Half scale = half(), least = has_least ? half() : c10::Half(0);
     const size_t high = has_least ? 4 : 2, low = high + (bits == 5 ? 4 : 0);
@@ -94,7 +95,7 @@ class GGUFPacker {
     }
     return block;
   }
-  /// Packs Q6_K: two halves of 128 numbers; 16 scales of eight bits, each of 16 numbers.
+  /// Packs Q6_K: two halves of 128 numbers, and 16 scales of eight bits, each for 16 numbers.
   GGUFBlock q6_k() {
     const c10::Half scale = half();
     GGUFBlock block{std::string(210, '\0'), {}};

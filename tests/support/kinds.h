@@ -11,13 +11,14 @@
 
 namespace lathe::test {
 
-/// A model kind, the folder of its data (of make_data()), and keys of [model] as lines of TOML.
+/// A model kind, the folder of its data, which make_data() creates, and keys of [model] as lines of
+/// TOML.
 struct Kind {
   std::string name, data, keys;
 };
 
-/// Prepares the folders `images` (1 x 4 x 4; the bright quarter is the class), `numbers` (the
-/// target is a weighted sum) and `text`.
+/// Prepares three data folders in `f`: `images` (1 x 4 x 4 pixels, whose class is the index of the
+/// brightest quarter), `numbers` (whose target is a weighted sum) and `text`.
 inline void make_data(const TempFolder& f) {
   std::string images, numbers;
   for (uint64_t i = 0; i < 240; ++i) {

@@ -9,8 +9,8 @@
 
 namespace lathe::test {
 
-/// Returns the message of the exception that f throws, or "" if it throws nothing. A message of an
-/// exception that is not a lathe::Error begins with "not an Error of ours".
+/// Returns the message of the exception that f throws, or "" if it throws nothing. If the exception
+/// is not a lathe::Error, the message is preceded by "not an Error of ours: ".
 template <class F>
 std::string message_of(F&& f) {
   try {
@@ -23,7 +23,7 @@ std::string message_of(F&& f) {
   return "";
 }
 
-/// Returns whether a message was written for users, and is not internal text of LibTorch.
+/// Returns whether a message was written for users, rather than inside LibTorch.
 inline bool is_sentence(const std::string& message) {
   static const std::regex raw(
       "not an Error of ours|INTERNAL ASSERT|report a bug|c10::|Exception raised|at::");

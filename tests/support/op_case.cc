@@ -16,7 +16,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Values in [low, high], the same on every machine.
+/// Returns random float64 values in [low, high], which are the same on every machine.
 at::Tensor values(const std::vector<int64_t>& shape, double low, double high,
                   const std::string& seed) {
   at::Tensor t = torch::empty(shape, at::kDouble);
@@ -27,7 +27,7 @@ at::Tensor values(const std::vector<int64_t>& shape, double low, double high,
   return t;
 }
 
-/// The same values with strides in another order.
+/// Returns a non-contiguous tensor with the same values.
 at::Tensor scattered(const at::Tensor& t) {
   return t.dim() < 2 ? torch::stack({t, t}, -1).select(-1, 0)
                      : t.transpose(0, -1).contiguous().transpose(0, -1);
@@ -93,7 +93,8 @@ class Checker {
   }
 
  private:
-  /// |a - b| <= atol + rtol * max|b|, element by element.
+  /// Checks that |a - b| <= atol + rtol * max|b| for each element. An undefined tensor counts as
+  /// zeros.
   void compare(const std::string& what, const at::Tensor& ours, const at::Tensor& wanted,
                double atol, double rtol) {
     std::string problem;
@@ -121,12 +122,13 @@ class Checker {
     }
   }
 
-  // In float64 only the order of summation differs.
+  // In float64, the results differ only because sums are computed in another order.
   void against_oracle() {
     compare("against LibTorch", run_ours(row_, x_, dy_), run_oracle(row_, x_, dy_), 1e-13, 1e-11);
   }
 
-  // Central differences: a truncation error of eps^2, and 1e-16 / eps from rounding.
+  // Central differences have a truncation error of about eps^2 and a rounding error of about
+  // 1e-16 / eps.
   void against_differences() {
     const auto ours = run_ours(row_, x_, dy_);
     for (size_t i = 0; i < x_.size(); ++i) {
@@ -159,7 +161,8 @@ class Checker {
     return d;
   }
 
-  /// d/dx of sum_i(r_i * gradient_i), for fixed random r, ours and LibTorch's.
+  /// Checks second derivatives: d/dx of sum_i(r_i * gradient_i) for fixed random r, compared with
+  /// LibTorch and with central differences.
   void second() {
     std::vector<Variable> in;
     for (const auto& t : x_) in.push_back(Variable::parameter(t));
@@ -216,8 +219,8 @@ class Checker {
             1e-11);
   }
 
-  /// Compares with the float64 oracle on the same rounded inputs. The allowed error is in units of
-  /// the format's spacing.
+  /// Compares the op in a lower dtype with the float64 oracle on the same rounded inputs. The
+  /// allowed error is a multiple of the dtype's spacing.
   void in_dtype(at::ScalarType dtype, at::DeviceType device) {
     Tensors low, exact;
     for (const auto& t : x_) {
@@ -236,7 +239,8 @@ class Checker {
                            : dtype == at::kHalf   ? 0x1p-10
                                                   : 0x1p-7;
     const auto wanted = run_oracle(row_, exact, dy.to(at::kCPU, at::kDouble));
-    // A gate near 1 is off by half its spacing, even if it multiplies a small gradient.
+    // A gate near 1 has a rounding error of half its spacing, even if it multiplies a small
+    // gradient.
     const double atol = dtype == at::kFloat ? 0x1p-24 : 0.05 * spacing;
     compare(str(dtype_name(dtype), device == at::kCUDA ? " on CUDA" : ""), ours, wanted, atol,
             row_.low_scale * spacing);

@@ -11,7 +11,7 @@
 
 namespace lathe::test {
 
-/// An input of an op: random values in [low, high]. `grad`: whether a gradient is checked.
+/// An input of an op: random values in [low, high]. `grad`: whether its gradient is checked.
 struct Input {
   std::vector<int64_t> shape;
   double low = -2, high = 2;
@@ -20,23 +20,24 @@ struct Input {
 
 /// A row of the op table.
 struct OpCase {
-  std::string op;     ///< its OpInfo::name
+  std::string op;     ///< the OpInfo::name of the op
   std::string label;  ///< distinguishes the rows of an op
   std::vector<Input> inputs;
   std::function<Variable(const std::vector<Variable>&)> ours;
   std::function<at::Tensor(const std::vector<at::Tensor>&)>
-      oracle;               ///< the same through LibTorch's own autograd
-  bool second = true;       ///< second derivatives are checked
-  bool differences = true;  ///< central differences apply (not across a kink)
-  bool exact = true;  ///< false if the op rounds inputs of any dtype to bf16 or less; it is then
-                      ///< checked only at bf16's spacing
-  double low_scale =
-      4;  ///< error in bf16/fp16, in units of the format's spacing times the result's largest value
+      oracle;               ///< the same function of LibTorch, with its own autograd
+  bool second = true;       ///< whether second derivatives are checked
+  bool differences = true;  ///< whether gradients are compared with central differences, which fail
+                            ///< across a kink
+  bool exact = true;     ///< false if the op rounds inputs of any dtype to bf16 or less; errors of
+                         ///< bf16's spacing are then allowed in every dtype
+  double low_scale = 4;  ///< the error allowed by the check of a dtype, in units of its spacing
+                         ///< times the largest value of the result
 };
 
-/// Returns all rows. Each op has at least one.
+/// Returns all rows. Each op has at least one row.
 const std::vector<OpCase>& op_table();
-/// Return the rows of one family each. op_table() includes them.
+/// Return the rows of one family of ops each. op_table() includes them.
 std::vector<OpCase> image_and_cell_rows();
 std::vector<OpCase> math_rows();
 std::vector<OpCase> shape_rows();
@@ -55,14 +56,14 @@ inline at::Tensor longs(const std::vector<int64_t>& values, at::IntArrayRef shap
 inline at::Device device_of(const std::vector<Variable>& inputs) {
   return inputs[0].defined() ? inputs[0].data().device() : at::Device(at::kCPU);
 }
-/// The state with which ops that draw random numbers are tested.
+/// The random state for tests of ops that draw random numbers.
 constexpr StepRandom step_random{.seed = 7, .step = 3, .first_sample = 5};
 
-/// Returns the float64 inputs of a row, the same ones each time.
+/// Returns the float64 inputs of a row, with the same values in each call.
 std::vector<at::Tensor> inputs_of(const OpCase& row);
 /// Returns the same inputs in a dtype, as parameters if Input::grad is set and else as constants.
 std::vector<Variable> variables_of(const OpCase& row, at::ScalarType dtype);
-/// Runs all checks of a row; returns what failed, one sentence each.
+/// Runs all checks of a row, and returns a sentence for each check that failed.
 std::vector<std::string> check_op(const OpCase& row);
 
 }  // namespace lathe::test

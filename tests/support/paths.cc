@@ -1,5 +1,5 @@
-// The only file that depends on the folder of this build. ccache can then share all other objects
-// between folders.
+// The only file that depends on the path of the build folder, so ccache can share all other objects
+// between build folders.
 #include "tests/support/process.h"
 
 namespace lathe::test {

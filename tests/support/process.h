@@ -37,6 +37,7 @@ std::string packed(std::vector<T> values) {
 /// else the folder for temporary files.
 fs::path fast_folder();
 
+/// The results of a command that has ended.
 struct Finished {
   int code = -1;    ///< the exit code, or 128 + the number of the signal that ended the process
   std::string out;  ///< standard output
@@ -44,25 +45,26 @@ struct Finished {
   double seconds = 0;
 };
 
+/// A command to run.
 struct Invocation {
   std::string
       binary;  ///< "lathe", "lathe_faults" with fault points, or the path of another program
   std::vector<std::string> args;
-  fs::path folder;  ///< where it runs
+  fs::path folder;  ///< the working directory
   std::map<std::string, std::string> environment;
   double kill_after_s = -1;  ///< seconds after which the process gets SIGKILL; negative: never
-  int signal = 0;            ///< a signal to send once, at the moment given below; 0: none
+  int signal = 0;            ///< a signal to send once, at the time given below; 0: none
   std::string signal_after = "step 0  validation";  ///< send it once standard output has this text
   double signal_after_s = -1;        ///< if not negative: send it after so many seconds instead
   std::string close_output_after{};  ///< close the pipe's reading end once standard output has this
                                      ///< text; empty: never
-  /// True: run in a new process, which loads LibTorch itself, as a user's does. False: run in a
-  /// fork of a process that has loaded it (tests/support/faults/serve.h), which takes a fifth of
-  /// the time but changes measurements of memory.
+  /// True: run in a new process, which loads LibTorch itself, as in normal use. False: run in a
+  /// fork of a process that has already loaded LibTorch (tests/support/faults/serve.h). This takes
+  /// a fifth of the time but changes measurements of memory.
   bool apart = false;
 };
-/// Runs a command and waits for its end; kills it after 120 s. The command does not see LATHE_
-/// variables of this process; LATHE_CACHE is `folder`/cache unless `environment` sets it.
+/// Runs a command and waits for its end; kills it after 120 s. The command inherits the environment
+/// except LATHE_ variables. LATHE_CACHE is `folder`/cache unless `environment` sets it.
 Finished run(const Invocation& command);
 /// Runs `lathe` with `args` in the folder.
 Finished lathe_in(const TempFolder& folder, std::vector<std::string> args,
@@ -70,11 +72,13 @@ Finished lathe_in(const TempFolder& folder, std::vector<std::string> args,
 /// Does the same in a new process (Invocation::apart).
 Finished lathe_apart(const TempFolder& folder, std::vector<std::string> args);
 
-/// Returns text with some structure, so that tests need no download.
+/// Returns `bytes` bytes of random English words in short sentences, always the same, so that tests
+/// need no download.
 std::string sample_text(size_t bytes);
 /// Replaces a file's contents.
 void write_file(const fs::path& path, const std::string& text);
-/// Rewrites a checkpoint's manifest after a file was changed on purpose.
+/// Writes the current sizes and checksums of its files into a checkpoint's manifest. Tests call it
+/// after they changed a file.
 void seal_checkpoint(const fs::path& checkpoint);
 /// Returns a file's contents.
 std::string slurp(const fs::path& path);
@@ -82,7 +86,8 @@ std::string slurp(const fs::path& path);
 std::set<std::string> names(const fs::path& folder);
 
 /// Creates `folder`/data (char tokens of sample_text) and `folder`/tiny.toml, the config of a model
-/// that takes a millisecond per step, with prefetching, dropout and accumulation.
+/// that takes a millisecond per step, with prefetching, dropout and gradient accumulation. `extra`
+/// is appended to the config.
 void make_tiny_run(const fs::path& folder, const std::string& extra = "");
 
 /// Returns "" if two runs agree (docs/internals/randomness.md), else what differs. Compares the

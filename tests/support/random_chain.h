@@ -1,4 +1,4 @@
-// Random functions of elementwise ops, for the tests of fusion.
+// Random functions of elementwise ops and row reductions, for the tests of fusion.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline bool has_bits_of(const at::Tensor& a, const at::Tensor& b) {
   return x.masked_fill(nan, 0).view(at::kInt).equal(y.masked_fill(nan, 0).view(at::kInt));
 }
 
-/// A random function of elementwise ops, which only `seed` determines.
+/// A random function of elementwise ops and row reductions. It depends only on `seed`.
 class RandomChain {
  public:
   explicit RandomChain(uint64_t seed) : seed_(seed) {}
@@ -32,14 +32,14 @@ class RandomChain {
     std::vector<Variable> values{given[0] * 1.5};
 
     const auto any = [&]() -> Variable {
-      // Values and inputs have several uses.
+      // Draw an input or a previous value, so that some of them are used several times.
       return draw(2) == 0 ? values[draw(values.size())] : given[draw(given.size())];
     };
 
     const size_t steps = 1 + draw(9);
     for (size_t i = 0; i < steps; ++i) {
       const Variable a = values[draw(3) == 0 ? draw(values.size()) : values.size() - 1], b = any();
-      // Draw the five ops of two values more often than the others.
+      // Draw the five binary ops more often than the others.
       switch (draw(2) == 0 ? draw(5) : draw(30)) {
         case 0: values.push_back(a + b); break;
         case 1: values.push_back(b - a); break;
@@ -65,7 +65,7 @@ class RandomChain {
         case 20: values.push_back(where(a > 0.1, a, a * 0.3)); break;
         case 21: values.push_back(masked_fill(a, a < a * a, 0.25)); break;
         case 22: values.push_back(erf(a)); break;
-        // Sums of rows, and ops of them.
+        // Sums and means over rows, and ops on their results.
         case 23: values.push_back(a - mean(a, {-1}, true)); break;
         case 24: values.push_back(a * rsqrt(mean(a * a, {-1}, true) + 0.1) * b); break;
         case 25: {
@@ -76,7 +76,7 @@ class RandomChain {
         case 26: values.push_back(draw(2) == 0 ? softmax(a, -1) : log_softmax(a, -1)); break;
         case 27: values.push_back(a + tanh(sum(a * b, {-1}, true)) * 0.1); break;
         case 28: {
-          // A mean over rows from which no gradient returns, and one that is used twice.
+          // A row mean that is used once detached, and twice with a gradient.
           const Variable m = mean(sigmoid(a), {-1}, true);
           values.push_back(a * m.detach() + m * exp(m * -0.1) * a);
           break;
@@ -91,7 +91,7 @@ class RandomChain {
   uint64_t seed_;
 };
 
-/// Six elementwise ops.
+/// Applies six elementwise ops.
 inline Variable six_ops(const Variable& x, const Variable& w, const Variable& b) {
   const Variable h = x * w + b;
   return h * sigmoid(h * 1.702) + x;

@@ -24,8 +24,8 @@ inline Tokenizer byte_tokenizer_with(const std::vector<std::string>& special) {
   return Tokenizer::from_json(json, "kind", "test");
 }
 
-/// A tokenizer in SentencePiece's form: <unk>, <s>, </s>, 256 bytes, characters, and merges of
-/// words.
+/// Returns a tokenizer in SentencePiece's form, with the tokens <unk>, <s> and </s>, 256 byte
+/// tokens, five characters, and five merges. `rule`: where encoding adds a space.
 inline BPEDefinition sentencepiece(SpaceBefore rule) {
   BPEDefinition d;
   d.tokens = {"<unk>", "<s>", "</s>"};

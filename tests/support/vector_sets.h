@@ -10,7 +10,7 @@
 
 namespace lathe::test {
 
-/// Calls f with the name of each set, while kernels use that set.
+/// Calls f with the name of each instruction set, while kernels use that set.
 template <class F>
 void on_every_set(F&& f) {
   const int64_t all = hwy::SupportedTargets();

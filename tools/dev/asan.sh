@@ -1,10 +1,11 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# ./dev asan [--part | ...]: the tests that are not slow, under the address and undefined-behavior sanitizers. --part
-# instruments all code except dist/, train/, the tests and the commands that they run. Other arguments go to ctest.
+# ./dev asan [--part | ...]: runs the tests that are not slow under the address and
+# undefined-behavior sanitizers. --part instruments all code except dist/, train/, the tests and the
+# commands that they run. Other arguments go to ctest.
 
 # Runs each quick test in its own process, as many processes at the same time as there are cores.
-# Waiting threads sleep, so they take no core. Tests of a process's memory are left out, because the
-# sanitizers take memory too.
+# OMP_WAIT_POLICY=passive lets waiting threads sleep instead of occupying a core. Tests that measure
+# the memory of a process are skipped, because the sanitizers use memory too.
 run_checked() {
   local tag tags=()
   for tag in $(ctest --test-dir "$build" -N -LE slow | sed -n 's/^ *Test *#[0-9]*: //p'); do

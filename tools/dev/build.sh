@@ -7,7 +7,8 @@ configure() { # BUILD_FOLDER [CMAKE_OPTION...]
   local folder=$1 log
   shift
   log=$(mktemp)
-  # CMake remembers the folder of test data, so a run without LATHE_TEST_DATA leaves it as it is.
+  # CMake remembers the folder of test data, so a run without LATHE_TEST_DATA keeps the previous
+  # one.
   [ -z "${LATHE_TEST_DATA:-}" ] || set -- -DLATHE_TEST_DATA="$(from "$caller" "$LATHE_TEST_DATA")" "$@"
   cmake -S . -B "$folder" -G Ninja -DLIBTORCH="$libtorch" -DLATHE_WERROR=ON "$@" >"$log" 2>&1 || {
     cat "$log" >&2

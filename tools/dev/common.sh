@@ -8,8 +8,9 @@ die() {
 say() { printf '%s\n' "$*"; }
 took() { say "$1: $((SECONDS - $2)) s"; }
 
-# run_shown LOG STATUS COMMAND...: runs a long command with its output in LOG, and shows what `STATUS SECONDS` prints of
-# it: on a terminal a line that is rewritten each second, elsewhere a line every 10 seconds.
+# run_shown LOG STATUS COMMAND...: runs a long command, writes its output to LOG, and shows its
+# progress. STATUS is a function that gets the elapsed seconds and prints the progress. On a
+# terminal, one line is rewritten each second; otherwise a line is printed every 10 seconds.
 run_shown() {
   local log=$1 status=$2 begin=$SECONDS shown=$SECONDS pid code=0
   shift 2

@@ -10,11 +10,11 @@ lint_base() {
   printf '%s' "$base"
 }
 
-# Prints a source, read from standard input, without its comments, texts and spaces.
+# Prints a source, read from standard input, without its comments, string contents and spaces.
 without_comments() { "${CXX:-c++}" -fpreprocessed -dD -E -P -x c++ - 2>/dev/null | sed -E "s/'\"'//g"'; /^ *#/!s/"([^"\\]|\\.)*"/""/g' | tr -d '[:space:]"'; }
 
-# Succeeds if the code of file $1 differs from that of the commit $base. Of comments, only those count that clang-tidy
-# reads: NOLINT, and names of arguments.
+# Succeeds if the code of file $1 differs from that of the commit $base. Changed comments count only
+# if clang-tidy reads them: NOLINT, and argument names in /* */.
 code_differs() {
   local now
   now=$(without_comments <"$1") && [ -n "$now" ] || return 0 # no compiler, or one without these options

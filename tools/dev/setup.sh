@@ -77,7 +77,7 @@ install_libtorch() { # [--cuda]
   local log temporary
   log=$(mktemp) temporary=$(mktemp -d "$cache/libtorch.XXXXXX")
   trap 'rm -rf "$temporary"' EXIT
-  mkdir "$temporary/tmp" # pip's downloads are in it too, so that fetch_status counts them
+  mkdir "$temporary/tmp" # pip downloads into it, so that fetch_status counts the downloads
   TMPDIR=$temporary/tmp run_shown "$log" fetch_status \
     python3 -m pip install -q --disable-pip-version-check --no-compile --target "$temporary/all" "${wheels[@]}" || {
     die "LibTorch could not be fetched, is there a network? ($(grep -m1 ERROR "$log" || tail -n1 "$log"))"

@@ -83,7 +83,7 @@ void add_facts(DryStep& result, const Session& s) {
   const CheckpointBytes bytes =
       checkpoint_bytes(s.params, s.optimizer, save_dtype(s.config.checkpoint));
   result.checkpoint_bytes = bytes.all;
-  // A background save copies at most what this process keeps.
+  // A background save copies at most the tensors that this process keeps.
   result.held_bytes = s.config.checkpoint.async_save ? bytes.kept : 0;
 
   result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
@@ -91,7 +91,7 @@ void add_facts(DryStep& result, const Session& s) {
   });
 }
 
-/// Computes what an evaluation does for a batch.
+/// Runs the evaluation of one batch.
 void evaluate_batch(const Session& s, DummyLoader& batches) {
   const ForwardPasses passes(s);
   const Autocast autocast(s.compute);
@@ -102,8 +102,8 @@ void evaluate_batch(const Session& s, DummyLoader& batches) {
   }
 }
 
-/// Takes the memory that samples, histograms and layer statistics take: gathers sharded parameters
-/// and, for histograms and statistics, runs a step that keeps its gradients.
+/// Allocates the memory that samples, histograms and layer statistics need: gathers sharded
+/// parameters and, for histograms and statistics, runs a step that keeps its gradients.
 void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& batches) {
   const bool collects = given.log.layers > 0 || given.log.histograms > 0;
   if (!collects && given.train.sample_interval == 0) return;
@@ -113,8 +113,8 @@ void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& ba
   run_step(s, next, 0, units_of_step(s.config), /*keep_gradients=*/true);
 }
 
-/// Runs the dry steps of a data rank of one stage. `between`: on entry the tensors that the
-/// previous stage sends, on return those that this stage sends.
+/// Runs the dry steps of a data rank of one stage. On entry, `between` describes the tensors that
+/// the previous stage sends; on return, those that this stage sends.
 DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage,
                           std::vector<TensorForm>& between, int data_rank = 0) {
   const LoadedConfig loaded = reduce_for_dry_run(given);
@@ -158,7 +158,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   add_offload(result, s);
 
   const auto n = static_cast<double>(own);
-  // The counts are those of all micro-batches of the step.
+  // Divide by the number of micro-batches, because the counts cover all of them.
   for (Flops* f : {&flops.forward, &flops.backward}) {
     f->matmul /= n;
     f->other /= n;
@@ -170,7 +170,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.stage = stage;
   if (s.divides_state()) result.largest_owner = s.layout->largest_owner(stage);
   // The last stage waits for the first micro-batch, and the first stage waits for the gradients of
-  // the last micro-batch. Each wait lasts as long as one part of all other stages together.
+  // the last micro-batch. Each wait lasts as long as one part of each other stage takes.
   result.bubble =
       s.stage ? static_cast<double>(sizes.pipeline - 1) / static_cast<double>(s.stage->parts()) : 0;
   result.update_share = update_share_of(s);
@@ -190,7 +190,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
 
 DryStep dry_step_of_this_process(const LoadedConfig& given, const RunData& data) {
   std::vector<TensorForm> between;
-  // The dry run of each earlier stage shows what the next stage receives.
+  // Run the earlier stages first: each one determines the tensors that the next stage receives.
   for (int stage = 0; stage < world().pipeline().rank; ++stage)
     dry_step_of_stage(given, data, world().size(), stage, between);
   return dry_step_of_stage(given, data, world().size(), world().pipeline().rank, between,

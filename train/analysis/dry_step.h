@@ -16,33 +16,34 @@ struct RunData;
 
 /// The memory and the work of two steps of a config, from a dry run (core/dry_run.h).
 struct DryStep {
-  int64_t parameters = 0, trained = 0;  ///< elements
-  MemoryStats made{};                   ///< after the model and the optimizer are made
+  int64_t parameters = 0, trained = 0;  ///< numbers of elements
+  MemoryStats made{};                   ///< after the model and the optimizer are created
   MemoryStats peaks{};                  ///< during the steps and evaluations
   FlopCount micro_batch{};              ///< FLOPs of one micro-batch, in one process
   FlopCount whole_micro_batch{};        ///< FLOPs of one micro-batch, in all processes of a replica
   double formula_flops = 0;             ///< FLOPs of a micro-batch by the model's own formula
   double update_flops = 0;              ///< FLOPs of the matrix products of an optimizer update
   int64_t checkpoint_bytes = 0;
-  int ranks = 1;          ///< processes; the numbers are those of one of them
-  GridSizes replica{};    ///< how many of them hold a replica of the model together
-  int stage = 0;          ///< pipeline stage of the process that the numbers describe
+  int ranks = 1;          ///< number of processes; the memory is that of one of them
+  GridSizes replica{};    ///< the processes that hold one replica of the model together
+  int stage = 0;          ///< pipeline stage of the process whose memory is given
   int largest_owner = 0;  ///< in this stage, the data rank that updates the most parameters
-  /// Time that a pipeline stage is idle in a step, in micro-batches.
+  /// Time that a pipeline stage is idle in a step, in units of the time of one micro-batch.
   double bubble = 0;
   /// Largest fraction of the trained parameters that one process updates.
   double update_share = 1;
   int64_t sent_bytes = 0;     ///< largest number of bytes that a process sends in a step
-  int64_t held_bytes = 0;     ///< size of the copy that a background save writes
-  int64_t scratch_bytes = 0;  ///< disk space of memory.offload; read and written in each step
+  int64_t held_bytes = 0;     ///< memory of the tensor copies that a background save makes
+  int64_t scratch_bytes = 0;  ///< size of memory.offload's files, read and written in each step
   int64_t mapped_bytes = 0;   ///< resident bytes of parameters that memory.offload maps from disk
   bool has_copies = false;    ///< weights have working copies in the matmul dtype
   int64_t blocks = 0;         ///< repeated blocks of the model with trained parameters
   std::string unit{};         ///< what throughput counts: "tokens" or "samples"
+  /// Returns the number of replicas of the model.
   int data_ranks() const { return ranks / replica.replica(); }
-  /// Returns the peak memory of tensors, with the copy of a background save.
+  /// Returns the peak memory of tensors, including the copies of a background save.
   int64_t tensors() const { return peaks.total_peak + held_bytes; }
-  /// Returns the peak resident memory of the run, without that of the program.
+  /// Returns the peak resident memory of the run, without process_overhead_bytes().
   int64_t resident() const { return peaks.touched_peak + held_bytes + mapped_bytes; }
 };
 
@@ -51,12 +52,13 @@ struct DryStep {
 /// FLOPs, update share and bytes sent are each the largest of all processes. The data folder may be
 /// missing for a token model whose vocab_size is given. Throws the errors of the run itself.
 DryStep dry_step(const LoadedConfig& loaded, int ranks = 1);
-/// Does the same with data that is already open, for the config that RunData::open has completed.
+/// Does the same with data that is already open. `loaded` is a config that RunData::open() has
+/// completed.
 DryStep dry_step(const LoadedConfig& loaded, const RunData& data, int ranks = 1);
-/// Runs the dry steps of this process's position among the processes alone.
+/// Runs the dry steps only for this process's own position in the grid of the run's processes.
 DryStep dry_step_of_this_process(const LoadedConfig& loaded, const RunData& data);
-/// Returns an estimate of the resident bytes that this process will need beside its tensors once it
-/// trains.
+/// Returns an estimate of the resident bytes that this process will need in addition to its tensors
+/// once it trains.
 int64_t process_overhead_bytes();
 
 }  // namespace lathe

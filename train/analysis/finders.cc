@@ -32,7 +32,7 @@ RangeTest lr_range_test(Session& s, const Data& data, double from, double to, in
     const double share = steps > 1 ? static_cast<double>(step) / static_cast<double>(steps - 1) : 0;
     s.config.optim.lr = from * std::pow(to / from, share);
     const StepResult result = run_step(s, loader, step);
-    if (result.targets == 0) continue;  // its loss is 0, whatever the rate
+    if (result.targets == 0) continue;  // its loss is 0 at any learning rate
     const double loss = result.loss.item().toDouble();
 
     if (!std::isfinite(loss)) {

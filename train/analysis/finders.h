@@ -12,33 +12,36 @@ namespace lathe {
 /// learning rates for training neural networks", section 3.3).
 struct RangeTest {
   std::vector<double> lr, loss;  ///< of each step; the losses are smoothed
-  double steepest =
-      0;  ///< a rate to train with: the loss fell fastest over log(rate) there; 0: never
-  double diverged =
-      0;  ///< the rate where the loss rose 10% above its first value or was not finite; 0: nowhere
-  double lowest = 0;  ///< the rate of the lowest loss, if it rises from there; 0: it never does
+  /// The rate at which the loss fell fastest over log(rate), which is a good rate to train with; 0
+  /// if the loss never fell.
+  double steepest = 0;
+  /// The rate at which the loss rose 10% above its first value or was not finite; 0 if it did
+  /// neither.
+  double diverged = 0;
+  double lowest = 0;  ///< the rate of the lowest loss if the loss rises after it, else 0
 };
-/// Runs up to `steps` training steps, from rate `from` to rate `to`; ends early where the loss
-/// diverges. Trains the session, and sets its schedule to a constant rate.
+/// Runs up to `steps` training steps, whose learning rate grows from `from` to `to`. Ends early if
+/// the loss diverges. Trains the session's model, and sets its schedule to a constant rate.
 RangeTest lr_range_test(Session& session, const Data& data, double from, double to, int64_t steps);
-/// Sets `steepest` and `lowest` from the smoothed losses, and also `diverged` unless it is already
-/// set.
+/// Sets `steepest`, `lowest` and, unless it is already set, `diverged` from the smoothed losses.
 void read_range(RangeTest& test);
 
-/// Gradient noise: the batch size beyond which a larger batch improves the gradient little
-/// (McCandlish et al. 2018, "An empirical model of large-batch training", appendix A.1).
+/// The gradient noise scale: the batch size beyond which a larger batch improves the gradient
+/// little (McCandlish et al. 2018, "An empirical model of large-batch training", appendix A.1).
 struct NoiseScale {
   double gradient = 0;  ///< estimate of the squared norm of the true gradient
   double noise = 0;     ///< estimate of the trace of the covariance of one sample's gradient
-  /// Returns the batch size, in samples (sequences, examples), at which noise and gradient are
-  /// equal; NaN where the estimate of the gradient is not above zero.
+  /// Returns the noise scale: the batch size, in samples (sequences or examples), at which the
+  /// noise and the gradient are equally large. NaN if the estimate of the gradient is not above
+  /// zero.
   double batch() const;
 };
-/// Returns the estimates from the squared gradient norms of batches of `small` samples (the mean of
-/// several) and of `large` samples.
+/// Estimates the noise scale from squared gradient norms: `small_norm` is the mean over batches of
+/// `small` samples, `large_norm` the mean over batches of `large` samples.
 NoiseScale noise_scale(double small_norm, double large_norm, double small, double large);
-/// Measures the noise over `rounds` times `parts` micro-batches. Changes no parameter; running
-/// statistics of batch norm are updated as in training.
+/// Measures the noise scale with `rounds` large batches, each of which consists of `parts`
+/// micro-batches. Changes no parameter, but updates the running statistics of batch norm as
+/// training does.
 NoiseScale measure_noise(Session& session, const Data& data, int64_t parts, int64_t rounds);
 
 }  // namespace lathe

@@ -65,7 +65,7 @@ std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
   if (ranks > 1 && c.dist.tensor > 1 && !c.dist.sequence_parallel)
     add({{{"dist.sequence_parallel", "true"}}});
 
-  // Stages with several parts keep more activations, and exclude ZeRO 3.
+  // Stages with several parts keep more activations, and can't be combined with ZeRO 3.
   if (ranks > 1 && c.dist.virtual_stages > 1) add({{{"dist.virtual_stages", "1"}}});
 
   // Low precision halves activations, but its copies and casts of the weights take memory as well.
@@ -74,7 +74,7 @@ std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
   else
     add({{{"amp.working_copies", "false"}, {"amp.cache", "false"}}, {{"amp.dtype", "fp32"}}});
 
-  // The policies in ascending order of the time that they cost.
+  // The order of the policies is that of the time they cost, the fastest first.
   std::vector<Overrides> policies;
   for (const char* policy : {"selective", "blocks", "sqrt"}) {
     if (policy != c.memory.recompute) policies.push_back({{"memory.recompute", policy}});
@@ -146,7 +146,7 @@ bool on_one_disk(const fs::path& a, const fs::path& b) {
          of_a.st_dev == of_b.st_dev;
 }
 
-/// Returns the bytes that are free on a folder's disk; infinity where that is unknown.
+/// Returns the bytes that are free on a folder's disk; infinity if that is unknown.
 double free_bytes(const fs::path& folder) {
   std::error_code error;
   const fs::space_info space = fs::space(folder, error);
@@ -166,7 +166,7 @@ LoadedConfig load_with(const std::string& path, const Overrides& given, const Ov
 
 namespace {
 
-/// What the processes of one machine need, and what it has, in bytes.
+/// The memory and disk space that the processes of one machine need, and its free memory, in bytes.
 struct HostNeeds {
   std::string host;
   int processes = 0;
@@ -174,8 +174,8 @@ struct HostNeeds {
   double share() const { return static_cast<double>(memory) / static_cast<double>(free); }
 };
 
-/// Returns the needs of the machine where memory is scarcest. `memory` and `scratch`: of this
-/// process. A collective.
+/// Returns the needs of the machine where memory is scarcest. `memory` and `scratch` are the needs
+/// of this process. A collective.
 HostNeeds scarcest_host(int64_t memory, int64_t scratch) {
   std::map<std::string, HostNeeds> hosts;
   for (const std::string& text :
@@ -204,10 +204,12 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   const HostNeeds host = scarcest_host(d.resident() + program, d.scratch_bytes);
   const auto memory = static_cast<double>(host.memory);
 
-  // One checkpoint more than is kept: an old one is deleted after the new one is complete.
+  // The disk holds one checkpoint more than are kept, because an old one is deleted only after the
+  // new one is complete.
   const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
 
-  // A run reserves the space of its scratch file at the start, and fails there if it is missing.
+  // A run reserves the disk space of its scratch file when it starts, and fails if there is too
+  // little.
   const auto scratch = static_cast<double>(host.scratch);
   const fs::path run = nearest_folder(c.train.out_dir);
   const fs::path other = c.memory.offload_dir.empty() ? run : nearest_folder(c.memory.offload_dir);
@@ -219,7 +221,7 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   ResourceNeeds needs;
   needs.enough = memory <= free && disk + (is_one_disk ? scratch : 0) <= room &&
                  (is_one_disk || scratch <= other_room);
-  // Each process looks at the disk of its own scratch file.
+  // Each process checks the disk of its own scratch file.
   const bool lacks_disk = static_cast<double>(d.scratch_bytes) > (is_one_disk ? room : other_room);
   needs.hopeless = world().any(memory > 1.5 * free || lacks_disk);
   const std::string of = host.processes > 1 ? str(" for ", host.processes, " processes") : "";

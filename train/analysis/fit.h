@@ -11,22 +11,21 @@
 
 namespace lathe {
 
-/// Loads a config with the keys `given` and `more`, where those of `more` have precedence. Resolves
-/// train.init_from and adapters.base, which set keys of [model].
+/// Loads a config with the overrides `given` and `more`. If both set a key, `more` has precedence.
+/// Resolves train.init_from and adapters.base, which set keys of [model].
 LoadedConfig load_with(const std::string& path, const Overrides& given, const Overrides& more);
 
-/// The memory and disk space that a run on the CPU needs, and what the machine has, in one line. If
-/// the run uses several machines, the line describes the one where memory is scarcest. `enough` is
-/// false if memory or disk space is not enough.
+/// The memory and disk space that a run on CPUs needs, compared to those that the machine has. If
+/// the run uses several machines, `text` describes the one where memory is scarcest.
 struct ResourceNeeds {
-  std::string text;  ///< the same on all processes
-  bool enough = true;
-  /// One and a half times the free memory would not be enough, or the disk has no room for the
+  std::string text;    ///< one line, the same on all processes
+  bool enough = true;  ///< whether the memory and the disk space are enough
+  /// Even one and a half times the free memory would not be enough, or the disk has no room for the
   /// scratch files.
   bool hopeless = false;
 };
-/// Returns the needs from a dry run. Call it before the run takes its memory. A collective of the
-/// run's processes.
+/// Determines the needs by a dry run. Call it before the run allocates its memory. A collective of
+/// the run's processes.
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
 /// Returns the overrides with which each process of a run, on as many processes as `now`, stays

@@ -22,8 +22,8 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t measure_bytes = int64_t{1} << 30;  // for the tensors of the measured version
-constexpr double measure_seconds = 2;                // for one of its steps
+constexpr int64_t measure_bytes = int64_t{1} << 30;  // limit for the tensors of the measured config
+constexpr double measure_seconds = 2;                // limit for one step of the measured config
 
 /// The measured time and memory of a config's steps.
 struct Measurement {
@@ -37,15 +37,16 @@ double seconds_of(const std::function<void()>& action) {
   return seconds_since(begin);
 }
 
-/// Returns the lower quartile: other work on the machine only ever adds to the time of a step.
+/// Returns the lower quartile, which other work on the machine affects little, since such work can
+/// only make steps slower.
 double lower_quartile(std::vector<double> seconds) {
   const auto quarter = seconds.begin() + std::ssize(seconds) / 4;
   std::nth_element(seconds.begin(), quarter, seconds.end());
   return *quarter;
 }
 
-/// Turns off what the measurement leaves out: updates in backward, and offloading to disk, whose
-/// time depends on how much of a file is cached. Returns the peak bytes of such a step's tensors.
+/// Turns off what is not measured: updates in backward, and offloading to disk, whose time depends
+/// on how much of a file is cached. Returns the peak bytes of the tensors of a step without them.
 int64_t without_disk(LoadedConfig& loaded, const DryStep& dry) {
   MemoryConfig& memory = loaded.config.memory;
   if (!memory.update_in_backward && memory.offload == "none") return dry.peaks.touched_peak;
@@ -172,7 +173,7 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
       }
 
       // A guess may break a rule that only the model's code knows, and then the dry run throws. If
-      // it runs, its memory and FLOPs show whether the changed number is a size.
+      // the dry run succeeds, its memory and FLOPs show whether the changed key was a size.
       try {
         next.dry = dry_step(next.loaded);
       } catch (const std::exception&) {
@@ -185,7 +186,7 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
       const bool is_no_larger = bytes <= bytes_before && flops <= flops_before;
       if (is_no_larger && (bytes < bytes_before || flops < flops_before)) return next;
 
-      // Where no version is smaller, one that is no larger keeps the search going.
+      // If no version is smaller, the search continues from one that is not larger.
       if (is_no_larger && !no_larger) no_larger = std::move(next);
       break;
     }
@@ -198,7 +199,7 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
 ScaledConfig scale_down(const LoadedConfig& given) {
   LoadedConfig reduced = reduce_for_dry_run(given);
   reduced.config.train.grad_accum = 1;
-  // Opening finds the frozen model, which is scaled down with the model.
+  // open_for_plan() finds the task's frozen model, which is scaled down with the model.
   ScaledConfig s{open_for_plan(std::move(reduced)).loaded, {}};
   s.loaded.frozen.clear();
   const auto small = [&] { return is_small(s.dry = dry_step(s.loaded)); };
@@ -225,7 +226,7 @@ ScaledConfig scale_down(const LoadedConfig& given) {
   fail(Exit::usage,
        "plan: no version of this config is small enough to be measured here; a micro-batch of one "
        "takes ",
-       s.dry.peaks.touched_peak >> 20, " MiB");
+       s.dry.peaks.touched_peak >> 20, " MiB; run plan on a machine with more memory");
 }
 
 }  // namespace
@@ -239,7 +240,7 @@ StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepT
   double update = small.update_flops > 0
                       ? dry.update_flops / small.update_flops
                       : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
-  // update_flops cover only what this process updates; numbers of parameters cover all processes.
+  // update_flops covers only what this process updates, but `trained` covers all processes.
   if (small.update_flops == 0) update *= dry.update_share;
   return {.forward = measured.forward * work,
           .backward = measured.backward * work,
@@ -258,7 +259,7 @@ int64_t kept_checkpoints(const RunConfig& c) {
   }
   steps.push_back(c.train.steps);
 
-  // steps_to_delete takes them newest first.
+  // steps_to_delete() expects the newest step first.
   std::reverse(steps.begin(), steps.end());
   const size_t gone =
       steps_to_delete(steps, {.newest = k.keep, .every = k.keep_every, .best = k.keep_best}, 0)

@@ -70,7 +70,7 @@ MachineSample MachineSample::now() {
     s.steal = ticks[7] / per_second;
   }
 
-  // Cores may run at different clocks; their mean changes where any of them does.
+  // Cores may run at different clock rates. The mean changes if any of them changes.
   double mhz = 0;
   int reported = 0;
   std::ifstream info("/proc/cpuinfo");
@@ -81,7 +81,7 @@ MachineSample MachineSample::now() {
   }
   if (reported > 0) s.mhz = mhz / reported;
 
-  // The counter stays at -1 where no core reports it.
+  // The counter stays at -1 if no core reports it.
   for (int core = 0; core < cores(); ++core) {
     const std::string n = first_word(core_folder(core) / "thermal_throttle/core_throttle_count");
     if (!n.empty()) s.throttled = std::max<int64_t>(s.throttled, 0) + std::stoll(n);
@@ -103,11 +103,11 @@ std::vector<std::string> measurement_warnings(const MachineSample& begin, const 
     why.push_back(format("other processes took %.0f%% of the cores", 100 * others));
 
   if (begin.steal >= 0 && (end.steal - begin.steal) / core_seconds > 0.02)
-    why.push_back(format("the machine's host took %.0f%% of the cores",
+    why.push_back(format("the hypervisor took %.0f%% of the cores",
                          100 * (end.steal - begin.steal) / core_seconds));
 
   if (begin.mhz > 0 && std::abs(end.mhz / begin.mhz - 1) > 0.1)
-    why.push_back(format("the clock moved from %.0f to %.0f MHz", begin.mhz, end.mhz));
+    why.push_back(format("the clock changed from %.0f to %.0f MHz", begin.mhz, end.mhz));
 
   if (end.throttled > begin.throttled) why.push_back("cores were throttled because of heat");
   if (governor == "powersave" || governor == "conservative")

@@ -26,7 +26,7 @@ BudgetedConfig apply_memory_budget(LoadedConfig loaded, int64_t ranks,
   const std::string where = origin_of(loaded, "memory.budget") + ": memory.budget";
   if (open_device(loaded.config.train.device) != "cpu" || ranks > 1) {
     fail(Exit::usage, where,
-         " is for one process on a CPU so far; leave it out and set memory.recompute");
+         " supports only one process on a CPU; leave it out and set memory.recompute");
   }
 
   const int64_t budget = parse_bytes(memory.budget, where);
@@ -70,7 +70,8 @@ BudgetedConfig apply_memory_budget(LoadedConfig loaded, int64_t ranks,
          "; `lathe plan CONFIG --fit ", memory.budget, "` prints what else to change");
   }
 
-  // The run's config records the choice and no budget, so that the config can be used unchanged.
+  // The run's config records the choice and not the budget, so that the saved config gives the same
+  // run again.
   const std::string given = std::exchange(memory.budget, "");
   std::string choice = "no block is recomputed";
   if (memory.recompute == "selective")

@@ -1,4 +1,4 @@
-// memory.budget: as little recomputation as a run needs to stay within its memory.
+// memory.budget: chooses the least recomputation with which a run stays within its memory.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,23 @@
 
 namespace lathe {
 
-/// A config without memory.budget, and a line about the choice; "" if the config had no budget.
+/// A config without memory.budget, and a line about the chosen recomputation; the line is "" if the
+/// config had no budget.
 struct BudgetedConfig {
   LoadedConfig loaded;
   std::string text;
 };
 
-/// Replaces memory.budget by the cheapest value of memory.recompute that keeps the resident
-/// memory of a run within it, by dry runs: no blocks, then the first 1, 2, ... of them up to a
-/// third, then "selective", then more of them, then all, then groups ("sqrt"). Changes no bit of
-/// the run. Returns a config without budget unchanged. Throws Exit::memory if no value is enough,
-/// and Exit::usage if the budget is not an amount of memory, if the run is on a GPU, or if it has
-/// several processes. Call it before the run takes its memory.
+/// Replaces memory.budget by the cheapest value of memory.recompute with which the resident memory
+/// of the run stays within the budget. Dry runs measure the memory. The values, from the cheapest
+/// on: recompute no block; the first 1, 2, ... blocks, up to a third of all; "selective"; more than
+/// a third of the blocks; all blocks; groups of blocks ("sqrt"). The choice changes no bit of the
+/// run's results. Returns a config without a budget unchanged. Throws Exit::memory if no value is
+/// enough, and Exit::usage if the budget is not an amount of memory, if the run is on a GPU, or if
+/// it has several processes. Call it before the run allocates its memory.
 ///
-/// `ranks`: the number of processes of the run. `program_bytes`: what the process takes without
-/// the run, if it was measured earlier.
+/// `ranks`: the number of processes of the run. `program_bytes`: the resident memory of the process
+/// beside the run's tensors, if it was measured earlier.
 BudgetedConfig apply_memory_budget(LoadedConfig loaded, int64_t ranks = 1,
                                    std::optional<int64_t> program_bytes = std::nullopt);
 

@@ -17,7 +17,7 @@ namespace {
 
 using Phase = Span::Phase;
 
-/// Tensors of an op, each once.
+/// A set of the tensors of an op.
 class Tensors {
  public:
   void add(const at::Tensor& t) {
@@ -29,7 +29,7 @@ class Tensors {
     return std::any_of(all_.begin(), all_.end(),
                        [&](const at::Tensor& other) { return other.is_alias_of(t); });
   }
-  /// Returns their bytes. Elements that a broadcast repeats count once.
+  /// Returns the bytes of all tensors. Elements that a broadcast repeats count once.
   int64_t bytes() const {
     int64_t sum = 0;
     for (const at::Tensor& t : all_)
@@ -74,7 +74,7 @@ std::string joined(const std::vector<std::string>& parts) {
 std::string line_of(const StepOp& op, size_t number) {
   std::string tensors = joined(op.inputs);
   if (!op.saved.empty()) tensors += "; saved " + joined(op.saved);
-  // FLOPs of a recomputation are not counted: see Recomputation.
+  // FLOPs of a recomputation are not counted; the class Recomputation explains why.
   const std::string flops =
       op.phase == Phase::recompute ? "-" : format("%.3f", (op.flops.matmul + op.flops.other) / 1e6);
   return format("%5zu  %-10s%-24s%-28s%11.4f%11.4f%11s  %-6s", number, phase_name(op.phase),
@@ -102,7 +102,7 @@ void OpList::add_result(const OpResult& r) {
   op.inputs = from.described();
   op.outputs = to.described();
   op.flops = flops_.forward;
-  // A mask or an index that the op keeps is read too.
+  // The op also reads a mask or an index that it saves for backward.
   for (const at::Tensor& t : saved_) from.add(t);
   count_bytes(op, from, to);
 

@@ -15,7 +15,7 @@ RunData open_for_plan(LoadedConfig loaded) {
   if (fs::is_directory(c.data.dir) || !tokens) return RunData::open(std::move(loaded));
   if (batch_sizes(c).vocab_size == 0) {
     fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
-         " to take it from; give one of them");
+         " to take it from; set model.vocab_size or data.dir");
   }
   const Task& task = task_of(loaded, {.task = "language"});
   return {.loaded = resolve_frozen(std::move(loaded), task, {}),

@@ -1,4 +1,4 @@
-// The data and the config that plans and dry runs use in place of those of a run.
+// Substitutes for a run's data and config, which plans and dry runs use.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,13 +17,13 @@ namespace lathe {
 /// missing.
 RunData open_for_plan(LoadedConfig loaded);
 
-/// A loader whose batches have the right shapes and arbitrary values; their ring of buffers is made
-/// once.
+/// A loader whose batches have the right shapes and arbitrary values. It allocates a ring of
+/// buffers once and cycles through it.
 class DummyLoader {
  public:
-  /// `data` is null for token data that is missing.
+  /// `data` may be null for a config of token data whose folder is missing.
   DummyLoader(const RunConfig& config, const Data* data, uint64_t seed, at::Device device);
-  /// Returns the next batch. Its buffers are used again after data.prefetch + data.workers calls.
+  /// Returns the next batch. Its buffers are reused after data.prefetch + data.workers calls.
   Batch next();
 
  private:
@@ -32,7 +32,8 @@ class DummyLoader {
   size_t at_ = 0;
 };
 
-/// Returns the config reduced to what the memory and the time of one step depend on.
+/// Returns the config for a dry run on the CPU, without the settings that the memory and the time
+/// of a step do not depend on, such as evaluations and sources of weights.
 LoadedConfig reduce_for_dry_run(LoadedConfig loaded);
 
 }  // namespace lathe

@@ -1,6 +1,7 @@
-// Waiting for each op hides overlap on a GPU, so --kineto and --nvtx run further steps without
-// waiting; names reach ATen's RecordFunction through core/named_range.h. CPU clocks cannot show
-// idle threads, because OpenMP's threads spin while they wait.
+// The profile waits for a GPU after each op, which hides overlap. The options --kineto and --nvtx
+// therefore run further steps without waiting, in which core/named_range.h passes the names of ops
+// to ATen's RecordFunction. CPU time cannot show idle threads, because OpenMP's threads spin while
+// they wait, so the profile uses the log of core/thread_log.h.
 #include "train/analysis/profile.h"
 
 #include <ATen/Parallel.h>
@@ -43,9 +44,9 @@ int64_t major_faults() {
 
 int64_t bytes_of(const at::Tensor& t) { return t.defined() ? static_cast<int64_t>(t.nbytes()) : 0; }
 
-/// Cuts a step into spans at the events that ops report. The time that it takes to record a span
-/// belongs to none. It waits for a GPU at the end of each span, so that the GPU's work is in the
-/// span that launched it.
+/// Cuts a step into spans at the events that ops report. The time for recording a span belongs to
+/// no span. At the end of each span, the recorder waits for the GPU, so that the GPU's work is in
+/// the span that launched it.
 class Recorder {
  public:
   Recorder(Profile& profile, const Session& s, ThreadLog& log)
@@ -54,7 +55,7 @@ class Recorder {
     mark();
   }
 
-  /// Ends a span, which began where the previous one ended.
+  /// Ends the span that began at the last mark() or at the end of the previous span.
   void end_span(Phase phase, const std::string& op) { add({.phase = phase, .op = op}); }
   /// Discards the time that has passed since the last span.
   void mark() {
@@ -67,7 +68,7 @@ class Recorder {
 
  private:
   bool on_gpu() const { return device_ == "cuda"; }
-  /// Returns the memory in use; without categories on a GPU.
+  /// Returns the memory in use, which on a GPU is not divided into categories.
   MemoryStats memory() const {
     if (!on_gpu()) return memory_stats();
     MemoryStats m;
@@ -85,7 +86,7 @@ class Recorder {
   /// from last_ until `now`, summed over the threads, or -1 if no loop ran.
   double take_work(Clock::time_point now = {}) {
     const auto [works, loops] = log_.take();
-    // Outside of loops a single thread works. In a loop, a thread is idle unless it recorded work.
+    // Outside of loops only one thread works. In a loop, a thread is idle unless it recorded work.
     double idle = (profile_.threads - 1) * seconds(now - last_);
     for (const ThreadLog::Loop& loop : loops) idle += seconds(loop.end - loop.begin);
     for (const ThreadLog::Work& w : works) {
@@ -186,7 +187,7 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
 
     bool any = false;
     const auto next = [&] {
-      // What runs between micro-batches belongs to no span.
+      // The time between two micro-batches belongs to no span.
       if (std::exchange(any, true)) recorder.mark();
       Batch batch = loader.next();
       recorder.end_span(Phase::data, "data");
@@ -208,7 +209,7 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
 
 Ceilings machine_ceilings(const Session& s) {
   const auto seconds_of = [&](auto&& work) {
-    // Without these waits only the launch of a GPU's work would be timed.
+    // Without synchronize(), only the launch of the GPU's work would be timed.
     synchronize(s.device_name);
     const auto begin = Clock::now();
     work();
@@ -223,7 +224,7 @@ Ceilings machine_ceilings(const Session& s) {
     const auto dtype = s.compute.dtype == at::kFloat8_e4m3fn ? at::kBFloat16 : s.compute.dtype;
     const at::Tensor a = at::rand({n, n}, at::TensorOptions(s.device)).to(dtype);
     at::Tensor b = at::empty_like(a);
-    // The best of five, since the first products also load and choose a kernel.
+    // Take the best of five, since the first matmuls also load and choose a kernel.
     for (int i = 0; i < 5; ++i)
       c.flops = std::max(c.flops, 2.0 * n * n * n / seconds_of([&] { at::mm_out(b, a, a); }));
   } else {
@@ -232,7 +233,7 @@ Ceilings machine_ceilings(const Session& s) {
     c.flops = known ? known->rate : measure_peak(threads, s.compute.dtype).rate;
   }
 
-  // Tensors that are far larger than the caches, so that the copy measures memory.
+  // The tensors are far larger than the caches, so that the copy measures the memory bandwidth.
   const at::Tensor from = at::ones({is_gpu ? 256 << 20 : 16 << 20}, s.device),
                    to = at::empty_like(from);
   for (int i = 0; i < 5; ++i) {

@@ -28,9 +28,9 @@ struct Row {
   double seconds = 0;
   Flops flops{};
   int64_t bytes = 0, count = 0;
-  double idle = 0, seconds_of_loops = 0;  ///< the latter over spans whose idle time is known
+  double idle = 0, seconds_of_loops = 0;  ///< sums over the spans whose idle time is known
 
-  /// Returns "12%" of the threads' time; "" where nothing is known.
+  /// Returns the idle share of the threads' time, such as "12%"; "" if it is unknown.
   std::string idle_text(int threads) const {
     return seconds_of_loops > 0 ? format("%.0f%%", 100 * idle / (seconds_of_loops * threads)) : "";
   }
@@ -60,7 +60,7 @@ std::vector<Row> rows_of(const Profile& p) {
   return sorted;
 }
 
-/// Returns what each module saved for backward, the largest first.
+/// Returns the bytes that each module saved for backward, the largest first.
 std::vector<std::pair<std::string, int64_t>> kept_by_module(const Profile& p) {
   std::map<std::string, int64_t> kept;
   for (const Span& span : p.spans) {
@@ -78,7 +78,7 @@ std::string peak_place(const Profile& p) {
   return top.op + (top.module.empty() ? "" : " of " + top.module) + ", " + phase_name(top.phase);
 }
 
-/// Seconds of spans by what limits them.
+/// The seconds of all spans, divided by the resource that limits each span.
 struct Limits {
   double compute = 0, memory = 0, data = 0, overhead = 0;
 };
@@ -91,13 +91,13 @@ Limits limits_of(const Profile& p, const Ceilings& ceilings) {
       continue;
     }
 
-    // The least time that the span's matrix products and the traffic of its tensors can take.
+    // The shortest time in which the span's matrix products and memory traffic are possible.
     const double by_flops = span.flops.matmul / ceilings.flops,
                  by_bytes = static_cast<double>(span.bytes) / ceilings.bytes_per_second;
     const double least = std::min(span.seconds, std::max(by_flops, by_bytes));
 
-    // A span that takes up to three times as long is limited by that ceiling. In a longer span, the
-    // remaining time is overhead, such as the start of the op.
+    // A span that takes up to three times the shortest time is limited by that ceiling. In a longer
+    // span, the remaining time is overhead, such as the start of the op.
     const double own = 3 * least >= span.seconds ? span.seconds : least;
     (by_flops >= by_bytes ? limits.compute : limits.memory) += own;
     limits.overhead += span.seconds - own;
@@ -136,7 +136,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
       out << format("  %s %.1f%%", phase_name(static_cast<Phase>(i)), 100 * phases[i] / total);
   }
 
-  // Idle threads are only known in Lathe's own loops, so the share of those is printed too.
+  // Idle time is known only in Lathe's own loops, so their share of the step is printed too.
   const std::vector<Row> costly = rows_of(p);
   Row all{};
   for (const Row& row : costly) {
@@ -212,7 +212,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
           << format(" %.1f MB", static_cast<double>(p.at_peak.used[i]) / 1e6);
   }
 
-  out << "\nKept for backward, of one step:\n";
+  out << "\nKept for the backward pass of one step:\n";
   const auto owners = kept_by_module(p);
   for (size_t i = 0; i < std::min<size_t>(owners.size(), 10); ++i) {
     out << format("  %-36s%10.2f MB\n",
@@ -220,7 +220,8 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
                   static_cast<double>(owners[i].second) / steps / 1e6);
   }
 
-  // Memory must grow at both ends, so that one larger step at the start or the end is not a leak.
+  // Compare both the first two and the last two steps, so that a single larger step at the start or
+  // the end is not reported as a leak.
   const auto& after = p.memory_after_step;
   if (after.size() > 2 && after.back() > after[1] && after[after.size() - 2] > after[0])
     out << format("LEAK: tensors grow by %.1f kB a step\n",
@@ -237,7 +238,7 @@ std::string profile_memory(const Profile& p) {
   std::stable_sort(categories.begin(), categories.end(),
                    [](const auto& a, const auto& b) { return a.second > b.second; });
 
-  // What is kept adds up over all profiled steps; the report shows one.
+  // The kept bytes are summed over all profiled steps, but the report shows one step.
   auto kept = kept_by_module(p);
   for (auto& [module, bytes] : kept) {
     if (module.empty()) module = "(outside of modules)";

@@ -23,7 +23,7 @@ namespace torch_profiler = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
 using torch::profiler::impl::ProfilerState;
 
-/// Runs steps between the start and the end of LibTorch's profiler.
+/// Runs `count` steps from `first` under LibTorch's profiler, and returns its result.
 std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const Data& data,
                                                              int64_t first, int64_t count,
                                                              ProfilerState state) {

@@ -1,4 +1,4 @@
-// Writes what steps do over time in the formats of trace viewers.
+// Writes timelines of steps in the formats of trace viewers.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace lathe {
 
-/// Marks that are among the first bytes of the traces of profile_trace and write_kineto_trace.
+/// Texts near the beginning of the traces of profile_trace() and write_kineto_trace(), by which
+/// Lathe recognizes its own files before it overwrites them.
 constexpr const char *trace_mark = R"("args":{"name":"lathe"})",
                      *kineto_mark = R"("program": "lathe")";
 
@@ -18,13 +19,13 @@ constexpr const char *trace_mark = R"("args":{"name":"lathe"})",
 std::string profile_trace(const Profile& profile);
 
 /// Runs `count` steps from `first` under LibTorch's profiler and writes Kineto's trace of them to
-/// `file`: our steps, modules and ops, ATen's ops, and a GPU's kernels and copies. Does not wait
-/// between ops. The session changes as in training. Throws Exit::io where the file can't be
+/// `file`: Lathe's steps, modules and ops, ATen's ops, and a GPU's kernels and copies. Does not
+/// wait between ops. The session changes as in training. Throws Exit::io if the file can't be
 /// written.
 void write_kineto_trace(Session& session, const Data& data, int64_t first, int64_t count,
                         const std::filesystem::path& file);
 
-/// Runs `count` steps from `first` with an NVTX range around everything that has a name, for Nsight
+/// Runs `count` steps from `first` with an NVTX range around each step, module and op, for Nsight
 /// Systems. The session must be on a GPU.
 void run_with_nvtx(Session& session, const Data& data, int64_t first, int64_t count);
 

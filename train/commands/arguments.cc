@@ -115,12 +115,12 @@ fs::path run_argument(const Arguments& arguments) {
   switch (kind_of(path)) {
     case PathKind::data:
       fail(Exit::checkpoint, path, " is a data folder; lathe ", arguments.command,
-           " wants a run or a checkpoint", eval ? ", and data as --data " + path : "");
+           " needs a run or a checkpoint", eval ? ", and data as --data " + path : "");
     case PathKind::file:
     case PathKind::safetensors:
     case PathKind::gguf:
       fail(Exit::checkpoint, path, " is a file; lathe ", arguments.command,
-           " wants a run or a checkpoint folder");
+           " needs a run or a checkpoint folder");
     default: return path;
   }
 }
@@ -130,7 +130,7 @@ void check_output(const Arguments& arguments, const fs::path& file, std::string_
   const fs::file_status status = fs::status(file);
   if (!fs::exists(status)) return;
   if (!fs::is_regular_file(status))
-    fail(Exit::usage, file.string(), " is not a regular file; name another");
+    fail(Exit::usage, file.string(), " is not a regular file; name another file");
 
   std::string head(std::max<size_t>(4096, mark.size()), '\0');
   std::ifstream in(file, std::ios::binary);
@@ -139,7 +139,7 @@ void check_output(const Arguments& arguments, const fs::path& file, std::string_
 
   const bool is_empty = fs::file_size(file) == 0;
   if (!force && !is_empty && head.find(mark) == std::string::npos) {
-    fail(Exit::usage, file.string(), " is there already, and lathe ", arguments.command,
+    fail(Exit::usage, file.string(), " already exists, and lathe ", arguments.command,
          " did not write it; name another file, or replace it with --force true");
   }
 }
@@ -156,7 +156,7 @@ std::string load_dtype_argument(const Arguments& arguments, const std::string& o
 bool double_quant_argument(const Arguments& arguments, const std::string& dtype) {
   const bool twice = arguments.is_true("double-quant");
   if (twice && dtype != "nf4")
-    fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
+    fail(Exit::usage, "command line: --double-quant needs --load-dtype nf4");
   return twice;
 }
 
@@ -173,7 +173,7 @@ LoadedModel load_model_argument(const Arguments& arguments) {
   LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice,
                                     arguments.get("checkpoint", "newest"), average);
 
-  // Standard output is for the result.
+  // Print to standard error, since standard output is for the result.
   const at::ScalarType matmuls = m.compute.dtype, generating = matmul_dtype(matmuls);
   std::cerr << "matmuls in " << dtype_name(matmuls)
             << (generating == matmuls ? "" : " (generation: " + dtype_name(generating) + ")")

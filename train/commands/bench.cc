@@ -30,7 +30,7 @@ struct BenchResult {
   double ms_median = 0, ms_min = 0, units_per_s = 0, first_step_s = 0, peak_rss_mb = 0,
          final_loss = 0;
   double activations_mb = 0;  ///< on the CPU: peak of forward and backward
-  std::string gpu;            ///< name of the GPU where steps ran on one
+  std::string gpu;            ///< name of the GPU; empty if steps ran on the CPU
   double card_mb = 0;         ///< peak of tensors on the GPU
   int64_t parameters = 0;
 };
@@ -48,7 +48,7 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   for (int64_t step = 0; step < c.steps; ++step) {
     const auto begin = Clock::now();
     const StepResult last = run_step(session, loader, step);
-    // A GPU works after the call returns; its work belongs to the time of this step.
+    // A GPU may still be working after the call returns. Include that work in the step's time.
     synchronize(session.device_name);
     if (step >= std::min(skip, c.steps - 1)) ms.push_back(1e3 * seconds_since(begin));
     // From the start of the process, so that loading libraries and data counts too.
@@ -132,7 +132,7 @@ Exit bench_config(const Arguments& arguments) {
     fail(Exit::usage, "command line: --skip ", skip,
          " leaves no step to time of train.steps = ", loaded.config.train.steps,
          "; lower --skip or raise train.steps");
-  // Observe the machine meanwhile: its load decides whether the result can be trusted.
+  // Observe the machine during the steps: its load decides whether the result can be trusted.
   const MachineWatch machine;
   const BenchResult r = bench_steps(loaded, skip);
   const Json facts = machine.facts();
@@ -185,12 +185,12 @@ Exit run_bench(const Arguments& arguments) {
   const std::string& what = arguments.positionals[0];
   const auto found = benchmarks().find(what);
   if (found == benchmarks().end()) {
-    fail(Exit::usage, "lathe bench ", what,
-         ": there are `bench step`, `bench generate`, `bench ops`, `bench peak`, `bench "
-         "accumulation` and `bench collectives`");
+    fail(Exit::usage, "lathe bench has no benchmark ", what,
+         "; it has `bench step`, `bench generate`, `bench ops`, `bench peak`, `bench accumulation` "
+         "and `bench collectives`");
   }
 
-  // The parser accepts the flags of all benchmarks; each refuses those of the others.
+  // The parser accepts the flags of all benchmarks, so refuse those that this one does not have.
   const Benchmark& benchmark = found->second;
   check_flags(arguments, benchmark.flags, benchmark.reads_config,
               benchmark.reads_config ? "; sizes, dtype and threads are config keys" : "");
@@ -227,9 +227,9 @@ Command bench_command() {
               "step CONFIG [--section.key=value ...] | generate CONFIG|RUN | ops | peak | "
               "accumulation | collectives",
           .doc =
-              "Time training steps, generation, ops compared with ATen's, the fastest matrix "
-              "product, or collectives compared with c10d's, or measure the error of long sums; "
-              "the last line of timings is JSON.",
+              "Time training steps, generation, ops (compared with ATen's), the fastest matrix "
+              "product or collectives (compared with c10d's), or measure the error of long sums; "
+              "timings end with a line of JSON.",
           .examples = {"bench step configs/quickstart.toml --train.steps=50",
                        "bench generate runs/quickstart --load-dtype int8 --tokens 128"},
           .flags =
@@ -241,13 +241,13 @@ Command bench_command() {
                {"context",
                 "Use sequences of this many tokens for ops (default: 256), or a prompt of this "
                 "many for generate (default: 512, or half the model's context)."},
-               {"tokens", "Let generate write this many tokens. Default: 64."},
+               {"tokens", "For generate: generate this many tokens. Default: 64."},
                {"load-dtype",
                 "Keep the weights for generate as fp32, bf16, fp16, int8 or nf4. Default: fp32.",
                 {"fp32", "bf16", "fp16", "int8", "nf4"}},
                {"double-quant", "Keep nf4's scales in 8 bits too, for generate."},
                {"width", "Use this many channels for ops, a multiple of 64. Default: 768."},
-               {"vocab", "Use a head of this many tokens for ops. Default: 50304."},
+               {"vocab", "Use a vocabulary of this many tokens for ops. Default: 50304."},
                {"only", "Time only ops whose name contains this."},
                {"powers", "Measure sums of up to 10^powers terms for accumulation. Default: 7."},
                {"mb", "Time collectives of up to this many MB on each process. Default: 64."},

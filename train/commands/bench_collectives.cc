@@ -30,7 +30,7 @@ struct CollectiveBench {
   std::function<void()> ours, c10d;
 };
 
-/// Returns the median milliseconds of `repeats` calls on the slowest rank. A collective.
+/// Returns the median milliseconds of `repeats` calls on the slowest rank. All ranks must call it.
 double median_ms(const std::function<void()>& f, int repeats, const std::string& device) {
   std::vector<double> all;
   f();
@@ -48,7 +48,7 @@ double median_ms(const std::function<void()>& f, int repeats, const std::string&
   return of_ranks.max().item<double>();
 }
 
-/// Returns the collectives of `elements` float32 elements, a multiple of the number of ranks.
+/// Returns the collectives on `elements` float32 elements, a multiple of the number of ranks.
 std::vector<CollectiveBench> make_collectives(int64_t elements, at::Device device) {
   const int64_t share = elements / world().size();
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);

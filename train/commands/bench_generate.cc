@@ -1,5 +1,5 @@
-// Measures how fast text is generated, the prompt in one pass and then a token at a time, beside
-// how fast memory is read.
+// Measures the speed of generation, separately for the prompt, which takes one pass, and for the
+// tokens after it. Compares the rate at which weights are read with the machine's memory bandwidth.
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
 
@@ -23,7 +23,7 @@ namespace lathe {
 namespace {
 
 /// Returns the bytes per second that all threads together read from 512 MiB, the best of five
-/// times.
+/// measurements.
 double read_rate() {
   const at::Tensor t = at::ones({int64_t{1} << 26}, at::kLong);
   const auto* p = reinterpret_cast<const uint64_t*>(t.const_data_ptr<int64_t>());
@@ -44,8 +44,8 @@ double read_rate() {
   return best;
 }
 
-/// Returns the bytes of weights that the forward of a token reads: all but embeddings, of which it
-/// reads single rows.
+/// Returns the bytes of weights that the forward pass of a token reads: all except embeddings, of
+/// which it reads single rows.
 int64_t bytes_read(const Model& model) {
   int64_t bytes = 0;
   for (const auto& p : parameters(model)) {
@@ -85,8 +85,8 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
 
   if (model_context(c) == 0)
     fail(Exit::usage, "model.kind = \"", c.model.kind,
-         "\" does not model text, so it can't write any");
-  // Opening the data sets the vocabulary.
+         "\" is not a language model, so it can't generate text");
+  // Opening the data sets model.vocab_size.
   if (batch_sizes(c).vocab_size == 0 && !c.data.dir.empty())
     loaded = open_for_benchmark(loaded).loaded;
   if (batch_sizes(c).vocab_size == 0)
@@ -138,13 +138,14 @@ int64_t prompt_length(const Arguments& arguments, int64_t context, int64_t token
       between(1, static_cast<double>(context)), true));
   if (prompt + tokens > context) {
     fail(Exit::usage, "command line: --context ", prompt, " and --tokens ", tokens,
-         " are more than the context of ", context,
-         ", beyond which the whole window is computed for each token; make them fewer");
+         " together exceed the context of ", context,
+         ", beyond which the whole window is computed again for each token; lower one of them");
   }
   return prompt;
 }
 
-/// Returns random tokens of a fixed seed, [batch][prompt]: every run of the benchmark has the same.
+/// Returns random tokens [batch][prompt] from a fixed seed, which are the same in every run of the
+/// benchmark.
 std::vector<std::vector<int64_t>> random_prompts(int64_t batch, int64_t prompt,
                                                  int64_t vocabulary) {
   std::vector<std::vector<int64_t>> texts(static_cast<size_t>(batch));
@@ -157,8 +158,8 @@ std::vector<std::vector<int64_t>> random_prompts(int64_t batch, int64_t prompt,
   return texts;
 }
 
-/// Returns the seconds that the prompts with their first token take, followed by the sorted seconds
-/// of each further token.
+/// Returns the seconds for the prompts with their first generated token, followed by the seconds
+/// for each further token in ascending order.
 std::vector<double> time_steps(const Writer& w, const std::vector<std::vector<int64_t>>& texts,
                                int64_t tokens) {
   // Decode greedily: initial weights make all tokens about equally likely, and sampling would sort

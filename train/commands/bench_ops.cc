@@ -53,7 +53,7 @@ namespace lathe {
 namespace {
 
 struct OpBench {
-  double flops = 0;  ///< of its matrix products, forward and backward
+  double flops = 0;  ///< FLOPs of the op's matrix products, forward and backward
   std::function<void()> ours, aten;
 };
 
@@ -63,8 +63,8 @@ double seconds_of(const std::function<void()>& f, int repeats) {
   return seconds_since(begin) / repeats;
 }
 
-/// Returns a function that runs an op forward and backward; it drops the gradients of the
-/// parameters first.
+/// Returns a function that drops the gradients of the parameters and then runs an op forward and
+/// backward.
 std::function<void()> pass(std::vector<Variable> parameters, at::Tensor dy,
                            std::function<Variable()> op) {
   return [parameters = std::move(parameters), dy = std::move(dy), op = std::move(op)] {
@@ -76,8 +76,8 @@ std::function<void()> pass(std::vector<Variable> parameters, at::Tensor dy,
 /// Shapes of the ops: N = batch x context rows, C channels, V tokens, heads of 64 channels.
 struct OpShapes {
   int64_t batch, context, n, c, v, heads;
-  at::ScalarType dtype;  ///< of matrix products
-  at::TensorOptions low{dtype}, wide{at::kFloat};
+  at::ScalarType dtype;                            ///< dtype of matrix products
+  at::TensorOptions low{dtype}, wide{at::kFloat};  ///< for tensors in that dtype, and in float32
 };
 
 /// Returns the FLOPs of a forward matrix product and its two backward ones: 2 for each
@@ -164,7 +164,7 @@ OpBench bench_swiglu(const OpShapes& s) {
           }};
 }
 
-/// Two matrix products forward and four backward, of which causality needs half.
+/// Counts two matrix products forward and four backward. Causal attention needs half of each.
 OpBench bench_attention(const OpShapes& s) {
   const at::Tensor qkv = at::randn({s.batch, s.context, 3 * s.c}, s.low),
                    dy = at::randn({s.batch, s.context, s.c}, s.low);
@@ -236,7 +236,7 @@ struct SixOps {
     const Variable h = v * scale + shift;
     return h * sigmoid(h * 1.702) + v;
   }
-  /// Returns the benchmark of one way to run the chain.
+  /// Returns a benchmark that compares `ours`, a way to run the chain, with ATen's ops.
   OpBench by(std::function<Variable()> ours) const {
     return {0, pass({px, pw, pb}, dy, std::move(ours)), [six = *this] {
               const auto& [x, w, b, dy, px, pw, pb] = six;
@@ -255,7 +255,7 @@ OpBench bench_fused(const OpShapes&) {
   return s.by([=] { return fused(SixOps::chain, s.px, s.pw, s.pb); });
 }
 
-/// Runs the chain as a training step does.
+/// Runs the chain as a training step does (train.fuse).
 OpBench bench_deferred(const OpShapes&) {
   const SixOps s;
   return s.by([=] { return deferred([&] { return SixOps::chain(s.px, s.pw, s.pb); }); });
@@ -299,14 +299,14 @@ OpBench bench_adamw(const OpShapes& s) {
           }};
 }
 
-/// The arithmetic of 16 elements is negligible, so this is the cost of an op and its node.
+/// Measures the overhead of an op and its node, since the arithmetic of 16 elements is negligible.
 OpBench bench_small_add(const OpShapes& s) {
   const at::Tensor x = at::randn({16}, s.wide), y = at::randn({16}, s.wide);
   const Variable px = parameter(x), py = parameter(y);
   return {0, [=] { const Variable z = add(px, py); }, [=] { const at::Tensor z = at::add(x, y); }};
 }
 
-/// The ops with their names, in the order of the output.
+/// An op's name in the output, and the function that makes its benchmark.
 struct OpRow {
   const char* name;
   OpBench (*make)(const OpShapes&);

@@ -33,8 +33,8 @@ class Canvas {
     size_t last = SIZE_MAX;
     for (size_t i = row * columns_; i < (row + 1) * columns_; ++i) {
       if (color && dots_[i] != 0 && owner_[i] != last) text += curve_color(last = owner_[i]);
-      // Braille patterns begin at U+2800, here in UTF-8; an empty one is a space, which every font
-      // has.
+      // Write the pattern in UTF-8; patterns begin at U+2800. Write an empty one as a space, which
+      // every font has.
       if (dots_[i] == 0)
         text += ' ';
       else
@@ -59,7 +59,7 @@ struct Range {
   bool empty() const { return !(low <= high); }
   /// Returns the position of v among `dots` dots.
   size_t dot(double v, size_t dots) const {
-    // Halves, because the difference of two finite numbers may be infinite.
+    // Use halves, because the difference of two finite numbers may overflow to infinity.
     const double span = high / 2 - low / 2;
     const double share = span > 0 ? (v / 2 - low / 2) / span : 0.5;
     return static_cast<size_t>(

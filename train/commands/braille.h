@@ -12,13 +12,13 @@ struct BrailleCurve {
 };
 
 /// Draws the curves in `height` lines of at most `width` columns (at least 4 lines of 20 columns).
-/// Shows the smallest and the largest y at the left, and those of x below. Where many values fall
-/// into one column of dots, sets all dots from the smallest to the largest value. `color` draws
-/// each curve in a color of its own (curve_color).
+/// Shows the smallest and the largest y at the left, and those of x below. Connects consecutive
+/// values by lines; if many values fall into one column of dots, sets all dots from the smallest to
+/// the largest value. If `color` is true, each curve has its own color (curve_color).
 std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, size_t width,
                                       size_t height, bool color);
 
-/// Returns the control sequence of curve i's color.
+/// Returns the terminal's control sequence for the color of curve i.
 std::string curve_color(size_t i);
 
 }  // namespace lathe

@@ -45,9 +45,9 @@ Exit run_chat(const Arguments& arguments) {
   new_conversation();
 
   const bool person = isatty(STDIN_FILENO) == 1;
-  if (person) std::cerr << "/new starts a new conversation; end of file (Ctrl-D) ends\n";
+  if (person) std::cerr << "/new starts a new conversation; end of file (Ctrl-D) ends the chat\n";
 
-  // Every message has its own seed; with one seed all answers would share their draws.
+  // Each answer has its own seed. With one seed, all answers would use the same random numbers.
   for (std::string line; std::cout;) {
     if (person) std::cerr << "> " << std::flush;
     if (!std::getline(std::cin, line)) break;
@@ -72,7 +72,7 @@ Exit run_chat(const Arguments& arguments) {
       if (token.id == chat.end() || tokenizer.ends_text(token.id)) return false;
       const std::string piece = tokenizer.piece(token.id);
       answer += piece;
-      // A closed output ends the answer.
+      // End the answer if standard output was closed.
       return bool(std::cout << piece << std::flush);
     });
 

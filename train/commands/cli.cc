@@ -45,7 +45,7 @@ std::string row(const std::string& left, const std::string& right, size_t indent
   return text + line + "\n";
 }
 
-/// Returns a key, its default, its purpose and its choices.
+/// Returns the help of a config key: its name, default, purpose and choices.
 std::string key_row(const Field& field) {
   const std::string key = "  --" + field.key + "=" + toml_text(field.initial);
   const std::string choices = field.rule.choices.empty() ? "" : " (" + rule_text(field.rule) + ")";
@@ -56,7 +56,7 @@ void print_commands() {
   std::cout << program_version << ": trains models from config files\n\nusage: lathe COMMAND ...\n";
   std::string group;
   for (const auto& v : commands()) {
-    // The table keeps the commands of a group together, so a heading comes where the group changes.
+    // The table keeps the commands of a group together, so print a heading if the group changes.
     if (v.group != group) std::cout << "\n" << v.group << "\n";
     group = v.group;
     std::cout << row("  " + v.name, v.summary, 13);
@@ -120,20 +120,20 @@ void print_help(const Command* command) {
   if (std::string(command->name) == "train")
     print_config_keys();
   else
-    std::cout << "\nIt takes the keys of the config as well: `lathe train --help` lists them.\n";
+    std::cout << "\nThe keys of the config are options too: `lathe train --help` lists them.\n";
 }
 
-/// Returns the words of an option's name, which dashes, underscores and dots separate.
+/// Returns the words of an option's name, which are separated by dashes, underscores and dots.
 std::set<std::string> words_of_name(std::string name) {
   for (char& c : name) c = c == '-' || c == '_' || c == '.' ? ' ' : c;
   std::istringstream in(name);
   return {std::istream_iterator<std::string>(in), {}};
 }
 
-/// Returns the options that an unknown one may stand for. These are the config keys with the same
-/// last part (optim.lr for lr, learning-rate and train.lr), or else the option with the most
-/// similar name, or else the options whose words are all in the unknown name (tokens for
-/// max-tokens).
+/// Returns the options that the user may have meant by the unknown option `name`. These are the
+/// config keys with the same last part (optim.lr for lr, learning-rate and train.lr), or else the
+/// option with the most similar name, or else the options whose words are all in the unknown name
+/// (tokens for max-tokens).
 std::vector<std::string> suggestions(std::string name, const std::vector<std::string>& known) {
   std::string last_part = name;
   std::replace(last_part.begin(), last_part.end(), '-', '_');
@@ -156,8 +156,8 @@ std::vector<std::string> suggestions(std::string name, const std::vector<std::st
 
 /// The names of a command's options.
 struct OptionNames {
-  std::vector<std::string> known;       ///< that the parser accepts
-  std::vector<std::string> to_suggest;  ///< for words that are not options
+  std::vector<std::string> known;       ///< names that the parser accepts
+  std::vector<std::string> to_suggest;  ///< names to suggest for an unknown one
 
   explicit OptionNames(const Command& command) {
     for (const Flag& flag : command.flags) known.push_back(flag.name);
@@ -165,7 +165,7 @@ struct OptionNames {
       for (const auto& f : all_fields()) known.push_back(f.key);
     }
     to_suggest = known;
-    // Keys of older versions are parsed, so that load_config names the new ones.
+    // Accept the keys of older versions, so that load_config can report their new names.
     if (!command.config_keys) return;
     for (const auto& key : renamed_keys()) known.push_back(key);
   }
@@ -206,7 +206,7 @@ std::vector<std::string> split_words(const Command& command, const OptionNames& 
     }
 
     split.push_back("--" + name);
-    // A switch takes the next word as its value only where that is true, false or an amount.
+    // A switch takes the next word as its value only if that is true, false or an amount.
     const auto is_value = [&](const std::string& next) {
       const bool is_amount = command.amount_switches.contains(name) && !next.empty() &&
                              std::isdigit(static_cast<unsigned char>(next[0]));
@@ -249,7 +249,7 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
     }
     for (const auto& name : names.known) {
       if (command.repeatable.contains(name)) continue;
-      // A repeated flag is an error, since which of its values was meant is unknown.
+      // A repeated flag is an error, since it is unknown which of its values was meant.
       if (result.count(name) > 1) {
         fail(Exit::usage, "command line: --", name, " is given ", result.count(name),
              " times; give it once");
@@ -265,7 +265,7 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
   if (arguments.positionals.size() < command.min_positionals) fail(Exit::usage, usage);
   if (arguments.positionals.size() > command.max_positionals) {
     fail(Exit::usage, "command line: ", arguments.positionals[command.max_positionals],
-         " is one word too many; ", usage);
+         " is one argument too many; ", usage);
   }
   return arguments;
 }
@@ -345,7 +345,7 @@ int run_cli(int argc, char** argv) {
   try {
     open_standard_streams();
 
-    // Ignore the signal, which would kill the process. A write beyond `ulimit -f` then fails with
+    // Ignore SIGXFSZ, which would kill the process. A write beyond `ulimit -f` then fails with
     // EFBIG, which is reported with an exit code.
     std::signal(SIGXFSZ, SIG_IGN);
 

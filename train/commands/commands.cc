@@ -34,8 +34,8 @@ Command config_command();
 
 namespace {
 
-/// Returns a command with its heading in `lathe --help` and its line there: one sentence of at most
-/// 66 characters.
+/// Sets a command's heading in `lathe --help` and its line there, a sentence of at most 66
+/// characters; returns the command.
 Command listed(const char* group, const char* summary, Command command) {
   command.group = group;
   command.summary = summary;
@@ -71,7 +71,8 @@ std::vector<Command>& command_table() {
       listed("Inspect", "Compare the configs, curves and bits of two runs.", compare_command()),
       listed("Inspect", "Show what is in a run, a checkpoint or a data folder.", inspect_command()),
       listed("Inspect", "Check a run, a checkpoint or a data folder for damage.", verify_command()),
-      listed("Inspect", "Show which gradients of a model float16 can hold.", gradients_command()),
+      listed("Inspect", "Show which of a model's gradients float16 can represent.",
+             gradients_command()),
       listed("Tools", "Show where the time and memory of a training step go.", profile_command()),
       listed("Tools", "Time training steps, generation, ops or matrix products.", bench_command()),
       listed("Tools", "Show or check a config; print reference pages and completion.",

@@ -77,9 +77,9 @@ Exit run_config(const Arguments& arguments) {
     if (words.size() != 2) fail(Exit::usage, "lathe config ", what, " needs a config file");
     show_config(arguments, what == "show");
   } else {
-    fail(Exit::usage, "lathe config ", what,
-         ": there are `config show CONFIG`, `config check CONFIG`, `config docs [cli]`, `config "
-         "man`, `config completion SHELL`, `config kernels` and `config formats`");
+    fail(Exit::usage, "lathe config has no command ", what,
+         "; it has `config show CONFIG`, `config check CONFIG`, `config docs [cli]`, `config man`, "
+         "`config completion SHELL`, `config kernels` and `config formats`");
   }
   return Exit::done;
 }

@@ -20,7 +20,8 @@
 namespace lathe {
 namespace {
 
-/// Throws Exit::data where the data is not of the kind that the model was trained on.
+/// Throws Exit::data if the data is not of the kind that the model was trained on, or has nothing
+/// to evaluate.
 void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
                      const std::string& folder) {
   const DatasetInfo& facts = data.facts();
@@ -44,7 +45,7 @@ void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
   }
 }
 
-/// Adds to the result of an evaluation how the model was loaded and what memory it took.
+/// Adds the model's dtypes and the memory used to the result of an evaluation.
 void add_model(Json& json, const LoadedModel& m) {
   const int64_t peak = m.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   json.update({{"save_dtype", m.saved_dtype},
@@ -93,8 +94,8 @@ Json text_json(const TextScore& s) {
           {"bytes", s.bytes}};
 }
 
-/// Reads the texts of a file, compressed or not. JSON Lines, which the file's name shows, have a
-/// text in `field` of each line; any other file is one text.
+/// Reads the texts of a file, compressed or not. JSON Lines (is_jsonl) have a text in `field` of
+/// each line; any other file is one text.
 std::vector<std::string> texts_of(const std::string& file, const std::string& field) {
   std::vector<std::string> texts;
   const DocumentSource source{.files = {file}, .field = field};
@@ -113,7 +114,7 @@ std::vector<std::string> texts_of(const std::string& file, const std::string& fi
 
 Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& files,
                     const std::string& field) {
-  // Read all files before the first is scored, so that a missing one is noticed early.
+  // Read all files before scoring the first one, so that a missing file is noticed early.
   std::vector<std::pair<std::string, std::vector<std::string>>> all_texts;
   for (const std::string& file : files) all_texts.emplace_back(file, texts_of(file, field));
 
@@ -131,7 +132,8 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
       s.bytes += one.bytes;
     }
 
-    if (s.tokens == 0) fail(Exit::data, file, " is too short for a loss: ", bytes, " bytes");
+    if (s.tokens == 0)
+      fail(Exit::data, file, " is too short for a loss, which needs two tokens: ", bytes, " bytes");
     all.loss += s.loss;
     all.tokens += s.tokens;
     all.bytes += s.bytes;
@@ -142,7 +144,7 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
 
   Json json = text_json(all);
   if (const int64_t begin = text_begin_token(scoring.tokenizer); begin >= 0) {
-    // Standard output is for the result.
+    // Print to standard error, since standard output is for the result.
     std::cerr << "token " << begin
               << " precedes each text, so that the first token of the text is scored as well; the "
                  "perplexity without token "
@@ -182,7 +184,7 @@ Exit run_eval_text(const Arguments& arguments) {
   for (const char* flag : {"stride", "batch-size", "field"}) {
     if (files.empty() && arguments.flags.contains(flag))
       fail(Exit::usage, "command line: --", flag,
-           " is for files, and questions are taken one by one; leave it out");
+           " is for files, but --choices answers questions one by one; leave it out");
   }
 
   const LoadedModel m = load_model_argument(arguments);
@@ -233,7 +235,8 @@ DataConfig data_argument(const Arguments& arguments, const LoadedModel& m) {
     fail(Exit::usage, arguments.positionals[0],
          " was imported and has no data of its own; give some as --data FOLDER");
   if (arguments.flags.contains("data")) set_other_data(data_config);
-  // The token that ends a document is needed to separate documents; the run's tokenizer knows it.
+  // Separating documents needs the token that ends one. If the key does not set it, take it from
+  // the run's tokenizer.
   if ((data_config.documents == "separate" || data_config.packing == "examples") &&
       data_config.document_end < 0 && m.state.tokenizer)
     data_config.document_end = m.state.tokenizer->document_end();
@@ -280,7 +283,7 @@ Exit run_eval(const Arguments& arguments) {
   sizes.batch_size = batch;
   const auto batches = static_cast<int64_t>(arguments.number("batches", 0, between(0, 1e12), true));
 
-  // A sequence counts by its tokens; an example counts as one.
+  // Sizes of splits are in tokens or examples: a sequence has block_size tokens.
   const int64_t units = batch * std::max<int64_t>(1, sizes.block_size);
   const double all = std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units));
   ProgressBar bar("evaluating", batches > 0 ? std::min(all, static_cast<double>(batches)) : all);
@@ -294,7 +297,7 @@ Exit run_eval(const Arguments& arguments) {
   clear_progress();
   print_tables(r.details);
 
-  // Standard output is for the result.
+  // Print to standard error, since standard output is for the result.
   if (m.state.encoding)
     std::cerr << "for new data: lathe predict " << arguments.positionals[0] << " FILE\n";
   Json json = Json::object();

@@ -50,9 +50,9 @@ Exit find_lr(const Arguments& a) {
     std::cout << "the loss falls fastest at " << short_number(test.steepest, 3)
               << ": --optim.lr=" << short_number(test.steepest, 2);
   else
-    std::cout << "the loss falls nowhere between these rates";
+    std::cout << "the loss does not fall anywhere between these rates";
   if (test.lowest > 0)
-    std::cout << "; from " << short_number(test.lowest, 3) << " on it rises";
+    std::cout << "; above " << short_number(test.lowest, 3) << " it rises";
   else
     std::cout << "; it does not rise up to the last rate, " << short_number(to, 3);
   if (test.diverged > 0) std::cout << ", and it diverges at " << short_number(test.diverged, 3);
@@ -67,11 +67,12 @@ Exit find_lr(const Arguments& a) {
   return Exit::done;
 }
 
-/// More than any GPU has; its product with a micro-batch is still an int64.
+/// A number of bytes that exceeds the memory of any GPU. Its product with the size of a micro-batch
+/// still fits in int64.
 constexpr int64_t too_much = int64_t{1} << 46;
 
 /// Returns the peak bytes of a GPU's tensors in two steps of the config's micro-batch, or too_much
-/// if they don't fit. In the first step there is no gradient to add to yet.
+/// if they don't fit. One step would not be enough, since no gradients exist yet when it begins.
 int64_t measure_on_gpu(const LoadedConfig& loaded, const RunData& data) try {
   cuda_api().reset_memory_peak();
   Session session = Session::make(loaded, *data.task, data.sizes);
@@ -83,7 +84,7 @@ int64_t measure_on_gpu(const LoadedConfig& loaded, const RunData& data) try {
   return too_much;
 }
 
-/// Returns the config with micro-batches of another size, one in a step.
+/// Returns the config with micro-batches of size `batch`, and one micro-batch per step.
 LoadedConfig with_batch(LoadedConfig loaded, int64_t batch) {
   loaded.config.train.grad_accum = 1;
   loaded.config.train.batch_size = batch;
@@ -122,13 +123,13 @@ std::function<int64_t(int64_t)> memory_of_batch(const LoadedConfig& loaded, cons
 
   int64_t size = 2 * least, small = measure_on_gpu(with(least), data),
           large = measure_on_gpu(with(size), data);
-  // Extrapolates through two sizes, the second twice the first.
+  // Returns the line through the measurements of size / 2 and size.
   const auto line = [&] {
     return
         [=](int64_t batch) { return large + (large - small) * (batch - size) / (size - size / 2); };
   };
 
-  // The larger the sizes that were run, the less the line has to extrapolate.
+  // Measure larger sizes while they fit, so that the line has to extrapolate less.
   while (size < 65536 && line()(2 * size) <= bytes) {
     size *= 2;
     small = std::exchange(large, measure_on_gpu(with(size), data));
@@ -182,7 +183,8 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
     const int64_t middle = low + (high - low) / 2;
     (fits(middle) ? low : high) = middle;
   }
-  // Kernels take their buffers in steps, so some larger sizes need less than one that does not fit.
+  // Kernels allocate their buffers in steps, so a larger micro-batch can need less memory than a
+  // smaller one that does not fit. Try up to 12% more.
   for (int64_t percent = 12; percent > 0; --percent) {
     const int64_t larger = std::min(low + low * percent / 100, most_batch);
     if (larger > low && fits(larger)) break;
@@ -190,14 +192,15 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
   return best;
 }
 
-/// Formats bytes, with two decimals from 1 GB on, so that an amount and its limit look different.
+/// Formats bytes, with two decimals from 1 GB on, so that an amount slightly above a limit does not
+/// look equal to it.
 std::string amount(int64_t bytes) {
   const auto n = static_cast<double>(bytes);
   return n < 1e9 ? human_bytes(n) : format("%.2f GB", n / 1e9);
 }
 
-/// Measures the memory of steps that really run: on a GPU the peak of tensors, on the CPU that of
-/// the process.
+/// Measures the memory of steps by running them: on a GPU the peak of tensors, on the CPU the peak
+/// of the process.
 class MeasuredSteps {
  public:
   MeasuredSteps(LoadedConfig loaded, const RunData& data, bool is_gpu)
@@ -208,10 +211,11 @@ class MeasuredSteps {
     const LoadedConfig loaded = with_batch(loaded_, batch);
     if (is_gpu_) return measure_on_gpu(loaded, data_);
 
-    // Libraries keep buffers of a larger micro-batch, which a run would not have.
+    // Libraries keep buffers of an earlier, larger micro-batch. Subtract them, since a run would
+    // not have them.
     reset_peak_rss();
     const int64_t now = peak_rss_bytes();
-    // Where the system does not allow the reset, the last peak is still there.
+    // If the system does not allow the reset, the peak is still the last one.
     const bool is_reset = now != last_peak_;
     const int64_t kept = is_reset ? std::max<int64_t>(0, now - at_first_.value_or(now)) : 0;
     at_first_ = at_first_.value_or(now);
@@ -231,7 +235,7 @@ class MeasuredSteps {
   std::optional<int64_t> at_first_, last_peak_;
 };
 
-/// Prints what find_batch() found. `global`: the config's global batch.
+/// Prints the result of find_batch(). `global` is the size of the config's global batch.
 void print_batch(int64_t batch, int64_t limit, int64_t predicted, int64_t measured, double noise,
                  int64_t global) {
   std::cout << "the largest micro-batch within " << amount(limit) << " is " << batch << ": "
@@ -258,7 +262,7 @@ Exit find_batch(const Arguments& a) {
   const int64_t global = loaded.config.train.batch_size * loaded.config.train.grad_accum;
   const bool is_gpu = open_device(loaded.config.train.device) == "cuda";
 
-  // The allocator of a GPU can't use the gaps between its blocks, so a twentieth is left.
+  // The allocator of a GPU can't use the gaps between its blocks, so leave a twentieth free.
   const auto free = [&] { return is_gpu ? cuda_api().memory_free() / 20 * 19 : free_memory(); };
   const int64_t bytes = limit.empty() ? free() : parse_bytes(limit);
   const int64_t least = smallest_batch(loaded, data, is_gpu);
@@ -270,7 +274,7 @@ Exit find_batch(const Arguments& a) {
     fail(Exit::memory, "not even a micro-batch of ", least, " fits in ", amount(bytes), remedy);
   }
 
-  // In a scope of its own: the session's memory must be free before the largest micro-batch runs.
+  // Use a separate scope: the session's memory must be free before the largest micro-batch runs.
   double noise = 0;
   {
     Session session = Session::make(data);
@@ -284,14 +288,14 @@ Exit find_batch(const Arguments& a) {
     const double excess = static_cast<double>(measured) / static_cast<double>(memory(largest));
     const auto corrected = static_cast<int64_t>(0.99 * static_cast<double>(bytes) / excess);
     const int64_t smaller = largest_batch(memory, accepted, least, corrected);
-    // Each try takes at least a step's time, so few of them must be enough.
+    // Each try runs a step, so reduce the size by at least a sixteenth to need only a few.
     const int64_t most = std::min(smaller, largest - std::max<int64_t>(1, largest / 16));
     largest = std::max(least, accepted(std::max(least, most)));
     measured = steps.bytes_of(largest);
   }
   if (measured > bytes) {
     fail(Exit::memory, "a step with a micro-batch of ", largest, " took ", amount(measured),
-         ", and the limit is ", amount(bytes), remedy);
+         ", but the limit is ", amount(bytes), remedy);
   }
 
   print_batch(largest, bytes, memory(largest), measured, noise, global);
@@ -308,7 +312,7 @@ Exit run_find(const Arguments& a) {
     check_flags(a, {"memory", "rounds"}, true);
     return find_batch(a);
   }
-  fail(Exit::usage, "lathe find ", what, ": there are `find lr` and `find batch`");
+  fail(Exit::usage, "lathe find has no command ", what, "; it has `find lr` and `find batch`");
 }
 
 }  // namespace

@@ -12,19 +12,20 @@
 namespace lathe {
 
 Flags with_sampling_flags(Flags flags) {
-  flags.insert(
-      flags.end(),
-      {{"temperature",
-        "Divide the logits by this; 0 always takes the likeliest token. Default: 0.8."},
-       {"top-k", "Sample from the k likeliest tokens; 0 takes all. Default: 0."},
-       {"top-p",
-        "Sample from the likeliest tokens that have this probability together. Default: "
-        "1."},
-       {"min-p",
-        "Sample only tokens whose probability is at least this times the largest one. Default: 0."},
-       {"repetition-penalty",
-        "Make tokens that the text already contains less likely by a number above 1. Default: 1."},
-       {"seed", "Sample with this seed. Default: 1."}});
+  flags.insert(flags.end(),
+               {{"temperature",
+                 "Divide the logits by this; 0 always takes the likeliest token. Default: 0.8."},
+                {"top-k", "Sample from the k likeliest tokens; 0 takes all. Default: 0."},
+                {"top-p",
+                 "Sample from the likeliest tokens that have this probability together. Default: "
+                 "1."},
+                {"min-p",
+                 "Sample only tokens whose probability is at least this fraction of the largest "
+                 "one. Default: 0."},
+                {"repetition-penalty",
+                 "Penalize tokens that the text already contains; a number above 1 makes them less "
+                 "likely. Default: 1."},
+                {"seed", "Sample with this seed. Default: 1."}});
   return flags;
 }
 
@@ -54,7 +55,7 @@ const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m
 
 namespace {
 
-/// Returns a line break where the vocabulary has one, else its first character.
+/// Returns a line break if the vocabulary has one, else the vocabulary's first character.
 std::string default_prompt(const Tokenizer& tokenizer) {
   const auto& characters = tokenizer.vocabulary();
   const bool has_break = characters.empty() ||
@@ -73,11 +74,11 @@ std::vector<std::string> prompts_of(const fs::path& file) {
   }
   if (lines.empty())
     fail(Exit::data, file.string(),
-         " has no prompts; write one on each line. Empty lines do not count");
+         " has no prompts; write one on each line (empty lines do not count)");
   return lines;
 }
 
-/// Returns a token as a line of JSON. Bytes that are not UTF-8 by themselves are shown as U+FFFD.
+/// Returns a token as a line of JSON. If its bytes alone are not UTF-8, they are shown as U+FFFD.
 std::string token_line(int64_t prompt, int64_t sample, const GeneratedToken& token,
                        const std::string& text) {
   return json_text(Json{{"prompt", prompt},
@@ -87,8 +88,8 @@ std::string token_line(int64_t prompt, int64_t sample, const GeneratedToken& tok
                         {"logprob", json_number(token.log_probability)}});
 }
 
-/// The lines of a text's tokens. A line is printed once the bytes of its token may be shown, so
-/// that the tokens of a stop text are left out.
+/// Prints a line for each token of a text, once the bytes of the token may be shown. Tokens of a
+/// stop text may never be shown, so they have no lines.
 class TokenLines {
  public:
   /// Adds the line of a token with this many bytes.
@@ -105,11 +106,12 @@ class TokenLines {
 
  private:
   size_t added_ = 0, shown_ = 0;
-  std::deque<std::pair<size_t, std::string>> waiting_;  // with the byte at which each ends
+  // Lines that are not printed yet, each with the position in the text at which its token ends.
+  std::deque<std::pair<size_t, std::string>> waiting_;
 };
 
-/// Returns the ids of `samples` texts for each prompt. They follow each other, so text i belongs to
-/// prompt i / samples.
+/// Returns the ids of `samples` texts for each prompt. The texts of a prompt are adjacent, so text
+/// i belongs to prompt i / samples.
 std::vector<std::vector<int64_t>> prompt_ids(const std::vector<std::string>& prompts,
                                              const Tokenizer& tokenizer, int64_t samples) {
   std::vector<std::vector<int64_t>> ids;
@@ -118,7 +120,7 @@ std::vector<std::vector<int64_t>> prompt_ids(const std::vector<std::string>& pro
     if (own.empty())
       fail(Exit::usage, "command line: --prompt is empty; give at least one character");
 
-    // A tokenizer may require a token at the beginning, which the prompt may hold already.
+    // A tokenizer may require a token at the beginning, which the prompt may already contain.
     if (const int32_t begin = tokenizer.prompt_begin(); begin >= 0 && own[0] != begin)
       own.insert(own.begin(), begin);
     ids.insert(ids.end(), static_cast<size_t>(samples), own);
@@ -138,7 +140,7 @@ Exit run_generate(const Arguments& arguments) {
              ignore_eos = arguments.is_true("ignore-eos");
   if (from_file && arguments.flags.contains("prompt"))
     fail(Exit::usage,
-         "command line: --prompt and --prompt-file exclude each other; give one of them");
+         "command line: --prompt cannot be combined with --prompt-file; leave one of them out");
 
   const auto found = arguments.lists.find("stop");
   const auto stops = found == arguments.lists.end() ? std::vector<std::string>{} : found->second;
@@ -180,7 +182,7 @@ Exit run_generate(const Arguments& arguments) {
     } else {
       written[i] += shown;
     }
-    // A closed output ends the generation.
+    // End the generation if standard output was closed.
     return !ends[i].stopped() && std::cout;
   });
 

@@ -28,8 +28,8 @@ Command gradients_command() {
   return {.name = "gradients",
           .usage = "RUN|CHECKPOINT",
           .doc =
-              "Show a histogram of the exponents of a model's gradients, and what float16 keeps of "
-              "them.",
+              "Show a histogram of the exponents of a model's gradients, and the share of them "
+              "that float16 rounds to zero.",
           .examples = {"gradients runs/quickstart --svg gradients.svg",
                        "gradients runs/quickstart --batches 32"},
           .flags = {{"batches", "Run this many training batches. Default: 8."},

@@ -30,7 +30,7 @@ namespace {
   fail(Exit::usage, path.string(), " is not a ", wanted + 2);
 }
 
-/// Reads a file's header, and throws where it is not valid.
+/// Reads a file's header. Throws an error if it is not valid.
 void check_safetensors(const fs::path& path) { const SafetensorsFile file(path); }
 
 void list_tensors(std::ostringstream& out, const std::vector<TensorEntry>& tensors) {
@@ -62,7 +62,7 @@ void list_metadata(std::ostringstream& out, const GGUFFile& file) {
   }
 }
 
-/// Throws where a tensor of a GGUF file has a value that is not finite.
+/// Throws Exit::checkpoint if a tensor of a GGUF file has a value that is not finite.
 void check_values(const GGUFFile& file) {
   std::vector<float> values;
   for (const TensorEntry& t : file.tensors()) {
@@ -141,7 +141,7 @@ std::string inspect(const fs::path& path_) {
     }
     case PathKind::run: {
       const auto all = list_checkpoints(path);
-      // A run that was just started is not an error here, unlike in verify().
+      // A run that has no checkpoint yet is not an error here, unlike in verify().
       if (all.empty()) out << path.string() << " holds no checkpoint yet\n";
       for (const auto& checkpoint : all) {
         try {
@@ -205,7 +205,7 @@ std::string verify(const fs::path& path_) {
       break;
     case PathKind::checkpoint:
       verify_checkpoint(path);
-      // Checksums show that the bytes are those that were written; a header must also be valid.
+      // Checksums only show that the bytes are those that were written, so read the headers, too.
       for (const auto which : {CheckpointPart::model, CheckpointPart::optimizer})
         CheckpointTensors(path, which);
       out << path.string() << ": all checksums match\n";

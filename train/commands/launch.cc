@@ -76,7 +76,7 @@ Exit run_launch(const Arguments& arguments) {
     return launch({.ranks = parsed.ranks, .command = parsed.command, .ranks_after_loss = {}});
   }
 
-  // A config with an error is reported here once, instead of by every process.
+  // Check the config here, so that an error is reported once instead of by every process.
   const Command& train = find_command("train");
   const LoadedConfig given = load_config_argument(parse_arguments(
       train, std::vector<std::string>(parsed.command.begin() + 1, parsed.command.end())));

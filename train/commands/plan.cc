@@ -1,4 +1,5 @@
-// `lathe plan` forecasts what a run will need, and finds how to make it fit.
+// `lathe plan` forecasts the memory, time and disk space of a run, and finds changes with which it
+// fits.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -32,8 +33,8 @@ double peak(const MemoryStats& m, Memory category) {
   return static_cast<double>(m.peak[static_cast<size_t>(category)]);
 }
 
-/// Returns one line: the memory of weights in the matmul dtype that are kept, cached, or cast at
-/// each use.
+/// Returns a line with the memory that the config needs with amp.working_copies = `copies` and
+/// amp.cache = `cache`. `what` begins the line.
 std::string weight_line(LoadedConfig loaded, int ranks, const char* what, bool copies, bool cache) {
   AmpConfig& amp = loaded.config.amp;
   const bool is_own = amp.working_copies == copies && (copies || amp.cache == cache);
@@ -58,7 +59,9 @@ std::string weight_lines(const LoadedConfig& loaded, int ranks) {
 double units_of(const RunConfig& c) { return static_cast<double>(units_of_step(c)); }
 double micro_batches(const RunConfig& c) { return static_cast<double>(c.train.grad_accum); }
 
-/// Returns the share of the machine's matmul ceiling; nullopt where the ceiling was never measured.
+/// Returns the MFU, as a share of the machine's highest measured matmul rate (its ceiling); nullopt
+/// if the ceiling was never measured. Sets `is_provisional` to whether the ceiling comes from so
+/// few measurements that it may be too low.
 std::optional<double> mfu_of(const RunConfig& c, const Forecast& f, bool& is_provisional) {
   const int threads = c.train.threads > 0 ? static_cast<int>(c.train.threads) : default_threads();
   const auto ceiling = known_peak("cpu", threads, compute_dtype(c.amp));
@@ -68,7 +71,7 @@ std::optional<double> mfu_of(const RunConfig& c, const Forecast& f, bool& is_pro
          f.dry.ranks;
 }
 
-/// Returns the number of micro-batches of a process.
+/// Returns the number of micro-batches that a process computes in a step.
 int64_t own_micro_batches(const RunConfig& c, const DryStep& d) {
   return c.train.grad_accum / d.data_ranks();
 }
@@ -85,7 +88,7 @@ class PlanText {
  public:
   PlanText(const RunConfig& config, const Forecast& forecast) : c_(config), f_(forecast) {}
 
-  /// `weights`: as weight_lines() returns them.
+  /// Returns all lines. `weights` is the result of weight_lines().
   std::string text(const std::string& weights) {
     add_parameters();
     if (d_.ranks > 1) add_processes();
@@ -128,8 +131,8 @@ class PlanText {
   }
 
   void add_memory() {
-    // Parameters and the optimizer's state stay as they are made; the others are peaks of the
-    // steps.
+    // The memory of parameters and of the optimizer's state is constant. The other amounts are
+    // peaks during the steps.
     const auto mapped = static_cast<double>(d_.mapped_bytes);
     line("memory: parameters", human_bytes(used(d_.made, Memory::parameters) + mapped) +
                                    (d_.has_copies ? " (with working copies)" : "") +
@@ -141,9 +144,9 @@ class PlanText {
     line("memory: activations", human_bytes(peak(d_.peaks, Memory::activations)) + " at the peak");
     line("memory: data", human_bytes(peak(d_.peaks, Memory::data)));
     if (d_.held_bytes > 0) {
-      line("memory: checkpoints",
-           "up to " + bytes(d_.held_bytes) +
-               ", for the copy of what a background save has not written by the next update");
+      line("memory: checkpoints", "up to " + bytes(d_.held_bytes) +
+                                      ", for copies of the tensors that a background save has not "
+                                      "written by the next update");
     }
     line("memory: program", bytes(f_.program_bytes));
     // This is less than the sum of the peaks, which are reached at different times.
@@ -163,14 +166,14 @@ class PlanText {
     std::string text = human_time(step_s) +
                        format(" (%.0f %s/s), ", units_of(c_) / step_s, d_.unit.c_str()) +
                        (f_.is_measured ? "measured" : "from a smaller version that was measured");
-    if (d_.ranks > 1) text += ", each process on a machine like this one, without the exchange";
+    if (d_.ranks > 1) text += ", each process on a machine like this one, excluding the exchange";
     line("time of a step", text);
     line("", format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%",
                     100 * f_.times.forward / step_s, 100 * f_.times.backward / step_s,
                     100 * f_.times.optimizer / step_s));
     if (d_.replica.pipeline > 1) add_bubble();
 
-    // A ceiling of few measurements may be too low, and then MFU is too high.
+    // A ceiling from few measurements may be too low; the MFU is then too high.
     bool is_provisional = false;
     if (const auto mfu = mfu_of(c_, f_, is_provisional)) {
       line("mfu", format("%.0f%%", 100 * *mfu) +
@@ -191,10 +194,9 @@ class PlanText {
                      bytes(d_.checkpoint_bytes * most_checkpoints(f_)), " at most (",
                      f_.kept_checkpoints, " kept and one being written)"));
     if (d_.scratch_bytes == 0) return;
-    line("disk: scratch files",
-         bytes(d_.scratch_bytes) + (d_.ranks > 1 ? " of each process" : "") +
-             " while the run lasts, read and written in each step; the time of a step excludes "
-             "that");
+    line("disk: scratch files", bytes(d_.scratch_bytes) + (d_.ranks > 1 ? " of each process" : "") +
+                                    " while the run lasts, read and written in each step, which "
+                                    "the time of a step excludes");
   }
 
   const RunConfig& c_;
@@ -236,10 +238,10 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"disk_bytes", d.checkpoint_bytes * most_checkpoints(f)}};
 }
 
-/// Returns the step time and the memory that GPUs would need by their data sheets. Each GPU has a
+/// Returns an estimate of the step time and memory on GPUs, from their data sheets. Each GPU has a
 /// copy of the model and computes its share of the micro-batches.
 std::string text_for(const RunConfig& c, const Forecast& f, const std::string& gpus) {
-  constexpr double reached = 0.4;        // of the published rate, as well-tuned training reaches
+  constexpr double reached = 0.4;  // share of the published rate that well-tuned training reaches
   constexpr double context_bytes = 1e9;  // taken by CUDA and its libraries
   const auto [gpu, n] = parse_gpus(gpus);
   const double rate =
@@ -261,8 +263,8 @@ std::string text_for(const RunConfig& c, const Forecast& f, const std::string& g
       needs <= gpu.memory_bytes ? ", fits\n" : ", does not fit\n");
 }
 
-/// Prints what to change so that the run fits, as options of a command line. Returns Exit::no_fit
-/// where nothing is enough. `has_budget`: memory.budget is given, which the limit replaces.
+/// Prints changes with which the run fits, as options of a command line. Returns Exit::no_fit if no
+/// changes are enough. `has_budget` is whether memory.budget is given, which the limit replaces.
 Exit print_fit(const LoadedConfig& loaded, Overrides given, const Forecast& f,
                const std::string& limit, bool has_budget) {
   if (has_budget) given.emplace_back("memory.budget", "");
@@ -272,11 +274,11 @@ Exit print_fit(const LoadedConfig& loaded, Overrides given, const Forecast& f,
                                  limit == "true" ? " (free on this machine)" : "");
   std::cout << "fit                       ";
   if (!fit) {
-    std::cout << "nothing brings it within " << within << "; take a smaller model\n";
+    std::cout << "no change of keys brings the run within " << within << "; use a smaller model\n";
     return Exit::no_fit;
   }
   if (fit->empty()) {
-    std::cout << "it stays within " << within << " as it is\n";
+    std::cout << "the run stays within " << within << " as it is\n";
     return Exit::done;
   }
 
@@ -296,7 +298,7 @@ Overrides chart_keys(const std::string& text) {
     if (equals == std::string::npos || equals == 0) {
       fail(Exit::usage,
            "command line: --chart takes keys of the config with their values, such as "
-           "memory.recompute=blocks, and ",
+           "memory.recompute=blocks, but ",
            printable_line(word), " does not have this form");
     }
     keys.emplace_back(word.substr(0, equals), word.substr(equals + 1));
@@ -363,7 +365,7 @@ Exit run_plan(const Arguments& a) {
   }
 
   const bool has_budget = !resolved.config.memory.budget.empty();
-  // A search for what fits takes the place of the budget.
+  // With --fit, the search replaces the budget.
   const BudgetedConfig budget =
       fit.empty() ? apply_memory_budget(resolved, *ranks) : without_budget(resolved);
   const LoadedConfig& loaded = budget.loaded;

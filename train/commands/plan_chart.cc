@@ -65,7 +65,7 @@ std::string memory_chart(const std::vector<std::pair<std::string, Forecast>>& se
   double most = 0;
   for (const Row& row : rows) most = std::max(most, *std::ranges::max_element(row.bytes));
 
-  // Each setting has its own letter in the bars.
+  // The letter in a bar shows its setting; more than two settings take turns.
   constexpr const char letters[] = "#=";
   std::string text;
   for (size_t s = 0; s < settings.size(); ++s)

@@ -1,4 +1,4 @@
-// `lathe plan CONFIG --chart`: the memory of a step by category, as bars.
+// Draws the chart of `lathe plan CONFIG --chart`: the memory of a step by category, as bars.
 #pragma once
 
 #include <string>

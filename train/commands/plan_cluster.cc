@@ -21,17 +21,17 @@
 namespace lathe {
 namespace {
 
-constexpr size_t shown_layouts = 8;  // of those that fit, and of those that don't
+constexpr size_t shown_layouts = 8;  // how many that fit, and how many that don't, are shown
 
 /// The input and the result of a plan for a cluster.
 struct ClusterPlan {
   ClusterModel cluster{};
   StepWorkload step{};
   int64_t steps = 0;
-  double price = 0;  ///< of a GPU for an hour; 0: not given
-  bool has_layout = false;
+  double price = 0;         ///< price of a GPU for an hour; 0: not given
+  bool has_layout = false;  ///< whether --layout is given
   std::vector<std::string>
-      left_out{};  ///< sentences on what the config requests and the simulator leaves out
+      left_out{};  ///< a sentence for each request of the config that is not simulated
   LayoutSearch found{};
 
   double gpu_hours(const StepEstimate& e) const {
@@ -79,8 +79,9 @@ MatmulDtype dtype_of(const AmpConfig& amp) {
   return MatmulDtype::bf16;
 }
 
-/// Sets the bytes of optimizer state per parameter from the state that the optimizer makes for a
-/// large matrix, and why it can't update parts of a matrix, if it can't.
+/// Sets step.state_bytes, the bytes of optimizer state per parameter, from the state that the
+/// optimizer makes for a large matrix. Sets step.faults.tensor if the optimizer can't update parts
+/// of a matrix.
 void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
   constexpr int64_t side = 4096;
   const MetaInit without_storage;
@@ -96,11 +97,11 @@ void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
   }
   step.state_bytes = bytes / (side * side);
   if (needs_whole_tensors(state, {side, side}, optim.kind))
-    step.faults.tensor = "the optimizer needs whole tensors, which dist.tensor cuts";
+    step.faults.tensor = "the optimizer needs complete tensors, which dist.tensor cuts";
 }
 
-/// Adds why train() refuses to divide a run with this config along some axes (train/step/shares.h,
-/// train/session/session.cc).
+/// Adds, for each axis along which train() refuses to divide a run with this config, the reason
+/// (train/step/shares.h, train/session/session.cc).
 void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
   const auto add = [](std::string& fault, const std::string& why) {
     if (fault.empty()) fault = why;
@@ -109,7 +110,7 @@ void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
   const std::string& task = c.train.task;
   if (c.train.sum_order == "sequence") {
     for (std::string* fault : {&faults.data, &faults.context})
-      add(*fault, "train.sum_order = \"sequence\" is for one process");
+      add(*fault, "train.sum_order = \"sequence\" supports only one process");
   }
 
   if (c.memory.update_in_backward) {
@@ -119,7 +120,7 @@ void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
 
   if (c.memory.offloads("parameters")) {
     for (std::string* fault : {&faults.tensor, &faults.pipeline})
-      add(*fault, "parameters on disk (memory.offload) are not supported with it");
+      add(*fault, "parameters on disk (memory.offload) are not supported with this parallelism");
   }
   if (c.memory.offloads("activations"))
     add(faults.pipeline,
@@ -142,7 +143,7 @@ StepWorkload step_of(LoadedConfig loaded) {
   if (batch_sizes(c).vocab_size == 0) {
     if (!fs::is_directory(c.data.dir)) {
       fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
-           " to take it from; give one of them");
+           " to take it from; set model.vocab_size or data.dir");
     }
     loaded = RunData::open(std::move(loaded)).loaded;
   }
@@ -162,7 +163,7 @@ StepWorkload step_of(LoadedConfig loaded) {
   return step;
 }
 
-/// Returns a sentence for each thing that the config asks for and the simulator does not know.
+/// Returns a sentence for each request of the config that the simulator leaves out.
 std::vector<std::string> left_out_of(const RunConfig& c) {
   std::vector<std::string> notes;
   if (adapters_of(c).rank > 0) {
@@ -217,11 +218,11 @@ std::string lathe_fault(const ClusterPlan& p, const ParallelLayout& l) {
 /// Returns the keys with which Lathe runs a layout, or why it can't.
 std::string lathe_text(const ClusterPlan& p, const ParallelLayout& l) {
   const std::string fault = lathe_fault(p, l);
-  if (!fault.empty()) return "does not have this layout: " + fault;
+  if (!fault.empty()) return "can't train with this layout: " + fault;
   const char* const shards[]{"none", "optimizer", "gradients", "parameters"};
   const char* const policies[]{"none", "selective", "blocks"};
   return str(
-      "has this layout, with --train.batch_size=", l.micro_batch,
+      "trains with this layout if given --train.batch_size=", l.micro_batch,
       " --train.grad_accum=", p.step.global_batch / l.micro_batch,
       " --memory.recompute=", policies[static_cast<size_t>(l.recompute)],
       " --dist.shard=", shards[l.shard], l.tensor > 1 ? str(" --dist.tensor=", l.tensor) : "",
@@ -394,7 +395,8 @@ const Flags& cluster_flags() {
       {"card", "Simulate a cluster of this GPU, such as a100-80 or h100, instead of this machine."},
       {"nodes", "Simulate this many nodes. Default: 1."},
       {"gpus", "Simulate this many GPUs in a node. Default: 8."},
-      {"interconnect", "Link each GPU to other nodes with this many Gbit/s. Default: 400G."},
+      {"interconnect",
+       "Assume a link of this many Gbit/s from each GPU to other nodes. Default: 400G."},
       {"layout",
        "Divide the work among the GPUs in this way, such as data=8,shard=3,tensor=8; context, "
        "pipeline, virtual, micro and recompute can be set too. Default: search for the fastest "
@@ -404,7 +406,7 @@ const Flags& cluster_flags() {
        "compiled.",
        {"compiled", "eager", "fused", "megatron", "megatron-2021"}},
       {"cards", "Read more GPUs, links and software, or other constants, from this TOML file."},
-      {"price", "Print the price of the run if an hour of a GPU costs this much."}};
+      {"price", "Print the price of the run for this price of a GPU per hour."}};
   return flags;
 }
 

@@ -10,7 +10,7 @@ namespace lathe {
 const Flags& cluster_flags();
 /// Returns whether one of cluster_flags() is given.
 bool asks_for_cluster(const Arguments& arguments);
-/// Prints the plan for a cluster. Returns Exit::no_fit where no layout fits. Throws Exit::usage for
+/// Prints the plan for a cluster. Returns Exit::no_fit if no layout fits. Throws Exit::usage for
 /// wrong flags and for a model of a kind other than gpt and llama.
 Exit plan_cluster(const Arguments& arguments, const LoadedConfig& loaded);
 

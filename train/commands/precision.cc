@@ -59,7 +59,7 @@ bool is_low(const Node& node) {
   return name == "linear" || name == "attention" || name == "gelu";
 }
 
-/// Adds |t|'s exponents to bins; returns how many elements are zero.
+/// Counts the exponents of t's elements in `bins`; returns how many elements are zero.
 int64_t count_exponents(const at::Tensor& t, std::vector<double>& bins) {
   const at::Tensor host = t.to(at::kCPU, at::kFloat).contiguous();
   const float* p = host.const_data_ptr<float>();
@@ -166,7 +166,7 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
 
   const auto clone = loaded.model->clone();
   Model& model = *clone;
-  move_to(model, loaded.device, at::kFloat);  // parameters of its own, without working copies
+  move_to(model, loaded.device, at::kFloat);  // the clone has float32 parameters, no working copies
 
   GradientExponents e;
   constexpr size_t bins = GradientExponents::highest - GradientExponents::lowest + 1;
@@ -176,7 +176,7 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   const Seen wide = run_pass(model, task, drawn, at::kFloat, 1,
                              [&](const at::Tensor& g) { count_exponents(g, e.activations); });
 
-  // The gradients of weights are summed over the batches.
+  // The gradients of weights are sums over the batches; divide them to get the mean.
   double weights = 0;
   for (const auto& p : trained_parameters(model)) {
     if (p.parameter.dim() < 2) continue;
@@ -188,7 +188,7 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   to_shares(e.weights, weights);
   e.zeros = static_cast<double>(wide.zeros) / static_cast<double>(wide.elements);
 
-  // Zeros that float32 has too do not count against float16.
+  // Subtract the zeros that float32 has, too.
   const auto at_scale = [&](const std::string& name, float scale) {
     zero_grad(model);
     const Seen low = run_pass(model, task, drawn, at::kHalf, scale, nullptr);

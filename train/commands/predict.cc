@@ -1,4 +1,4 @@
-// The command that applies a model for tables or arrays to new examples.
+// `lathe predict` applies a model for tables, arrays or images to new examples.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/softmax.h>
 #include <signal.h>
@@ -27,7 +27,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the shortest text of a float32 (a probability) or of a float64.
+/// Returns the shortest decimal text that is read as the same float32 (a probability) or float64.
 template <class Number>
 std::string number_text(Number x) {
   char text[64];
@@ -67,9 +67,9 @@ class PredictionFormat {
  public:
   /// `id` is the name of the column of ids ("file" for images); if it is empty, rows are numbered.
   PredictionFormat(bool json, bool classifies, std::string id, const ExampleEncoding& encoding);
-  /// Returns the line above all others; empty for JSON Lines.
+  /// Returns the header line of a CSV file; empty for JSON Lines.
   std::string header() const;
-  /// Returns what the file of an earlier prediction has at its beginning.
+  /// Returns a text that is near the beginning of a file of predictions, for check_output().
   std::string mark() const;
   /// Returns the line of a row, with its probabilities or numbers. Rows are counted from 1.
   std::string line(int64_t row, const std::string& id, const std::vector<double>& numbers) const;
@@ -84,7 +84,7 @@ class PredictionFormat {
 
   bool json_, classifies_;
   std::string id_;
-  std::vector<std::string> names_;  // of classes or outputs
+  std::vector<std::string> names_;  // names of the classes or outputs
 };
 
 PredictionFormat::PredictionFormat(bool json, bool classifies, std::string id,
@@ -104,7 +104,7 @@ std::string PredictionFormat::header() const {
   if (classifies_) columns.push_back("class");
   for (const std::string& name : names_) columns.push_back(classifies_ ? "p_" + name : name);
 
-  // An id column may have the name of another column here.
+  // The id column may have the name of another column; it is then called "id".
   const bool is_taken = std::find(columns.begin(), columns.end(), id_) != columns.end();
   std::string text = id_.empty() ? "row" : csv_field(is_taken ? "id" : id_);
   for (const std::string& column : columns) text += "," + csv_field(column);
@@ -183,10 +183,10 @@ class PredictionOut {
   }
 
  private:
-  // Another process may write predictions to the same file.
+  // Each process has its own unfinished file, since another may write predictions to the same path.
   std::string prefix() const { return path_->string() + ".unfinished-"; }
   fs::path unfinished() const { return str(prefix(), getpid()); }
-  /// Removes the files of this name that killed processes have left.
+  /// Removes the unfinished files that killed processes have left for this path.
   void remove_abandoned() const {
     const fs::path parent = path_->parent_path();
     const std::string begin = fs::path(prefix()).filename().string();
@@ -268,7 +268,8 @@ std::vector<std::vector<double>> Predictor::run() {
   return all;
 }
 
-/// Throws Exit::usage for a model of tokens, before it is loaded.
+/// Throws Exit::usage for a language model. Needs only the run's state, so no weights are loaded
+/// yet.
 void check_not_language(const std::string& run, const RunState& state) {
   if (state.sizes.outputs > 0) return;
   fail(Exit::usage, run, " is a language model; `lathe generate ", run,
@@ -294,7 +295,7 @@ std::string id_name(const ExampleEncoding& encoding) {
   return "";
 }
 
-/// What a first pass over new examples finds.
+/// The results of a first pass over new examples.
 struct NewExamples {
   int64_t count = 0;
   bool has_ids = false;
@@ -320,7 +321,7 @@ void check_finite(const std::vector<double>& numbers, int64_t row) {
   if (bad == numbers.end()) return;
   fail(Exit::diverged, "example ", row, ": the model's prediction is ",
        std::isnan(*bad) ? "NaN" : "infinite",
-       "; the inputs of the example are far outside of what the model was trained on, or the "
+       "; the inputs of the example are far outside of the range of the training data, or the "
        "model's weights have diverged");
 }
 

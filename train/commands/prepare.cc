@@ -56,7 +56,7 @@ bool has_texts(const Arguments& arguments, const DocumentSource& source) {
   for (const std::string& file : source.files) (is_jsonl(source, file) ? lines : texts) = true;
   if (arguments.flags.contains("field") && !lines)
     fail(Exit::usage,
-         "command line: --field is for JSON Lines, and no file is read as JSON Lines; give "
+         "command line: --field is for JSON Lines, but no file is read as JSON Lines; give "
          "--format jsonl if the files are JSON Lines");
   if (arguments.flags.contains("field") && source.format == "preferences")
     fail(Exit::usage,
@@ -66,7 +66,7 @@ bool has_texts(const Arguments& arguments, const DocumentSource& source) {
     fail(Exit::usage, "command line: --separator must not be empty; leave it out");
   if (arguments.flags.contains("separator") && !texts)
     fail(Exit::usage,
-         "command line: --separator is for text, and JSON Lines have a document on each line; "
+         "command line: --separator is for text, but JSON Lines have a document on each line; "
          "leave it out");
   return texts;
 }
@@ -84,7 +84,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   o.source.separator = arguments.get("separator", "");
   const bool texts = has_texts(arguments, o.source);
 
-  // Collecting a vocabulary of characters takes a pass of its own, and standard input can be read
+  // Collecting a vocabulary of characters takes a separate pass, and standard input can be read
   // only once.
   if (tokenizer == "char")
     fail(Exit::usage,
@@ -109,7 +109,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   o.dedup_lines = arguments.is_true("dedup-lines");
   if (o.dedup_lines && (instructions || preferences))
     fail(Exit::usage,
-         "command line: --dedup-lines is for texts, not for conversations; take --dedup");
+         "command line: --dedup-lines is for texts, not for conversations; use --dedup");
 
   o.repair = arguments.choice("invalid", "refuse", {"refuse", "repair"}) == "repair";
   if (o.repair && !texts)
@@ -148,7 +148,7 @@ Exit prepare_binary(const Arguments& arguments) {
   refuse_flags(arguments, table_flag_names(), "tables and arrays");
   if (arguments.get("tokenizer", "") != "byte")
     fail(Exit::usage,
-         "command line: --binary belongs to --tokenizer byte; give that, or leave --binary out");
+         "command line: --binary needs --tokenizer byte; give that, or leave --binary out");
   if (arguments.positionals[0] == "-")
     fail(Exit::usage, "command line: --binary takes files, not standard input; name some");
   return prepare_plain(arguments, "byte", /*binary=*/true);
@@ -239,8 +239,8 @@ std::string input_checksum(const std::string& path, ProgressReporter& meter) {
   return all.hex();
 }
 
-/// The record of a mixture in progress: its command, and the checksum of the input of each source
-/// that was started.
+/// The file that records a mixture in progress: its command, and the checksum of the input of each
+/// source that was started.
 constexpr const char* mixture_record = ".unfinished-mixture";
 
 struct MixtureRecord {
@@ -257,7 +257,7 @@ MixtureRecord read_mixture_record(const fs::path& out, const std::string& comman
     return {.inputs = std::nullopt, .is_of_another = true};
   check_manifest_checksum(*record, where);
   auto inputs = json_get<Json>(*record, "inputs", where, Exit::data);
-  if (!inputs.is_object()) fail(Exit::data, where, ": no object of inputs");
+  if (!inputs.is_object()) fail(Exit::data, where, ": \"inputs\" is not an object");
   return {.inputs = std::move(inputs)};
 } catch (const Error& e) {
   log_warn(e.what());
@@ -282,8 +282,8 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
     return fs::exists(out / part.name / "manifest.json");
   };
 
-  // Without a record of this command, folders in `out` are not its own, and they are never
-  // replaced.
+  // Without a record of this command, the folders in `out` are from elsewhere, so never replace
+  // them.
   for (const MixturePart& part : parts) {
     if (!recorded && is_made(part)) {
       fail(Exit::usage, (out / part.name).string(), " already holds data",
@@ -307,7 +307,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
           fail(Exit::data, "the input of the source ", name,
                " has changed since this command was interrupted; remove ", folder.string(),
                " to prepare it again");
-        log_info(folder.string(), " is there already, and stays as it is");
+        log_info(folder.string(), " is already complete and is kept");
         continue;
       }
 
@@ -334,16 +334,16 @@ Exit prepare_mixture(const Arguments& arguments) {
     fail(Exit::usage, "command line: --format ", format,
          " is not for mixtures; prepare all files in one folder");
   refuse_flags(arguments, table_flag_names(), "tables and arrays");
-  // Sources of a mixture must share their ids.
+  // A token id must have the same meaning in all sources of a mixture.
   if (arguments.get("tokenizer", "byte") == "char")
     fail(Exit::usage,
-         "command line: --tokenizer char gives each source a vocabulary of its own; take byte or a "
+         "command line: --tokenizer char gives each source a vocabulary of its own; use byte or a "
          "BPE");
 
   const fs::path out = arguments.get("out", "");
   OutFolder::check(out);
 
-  // Check every source before the first is prepared, which may take hours.
+  // Check every source before preparing the first one, which may take hours.
   std::vector<MixturePart> parts;
   std::vector<std::string> paths;
   for (const std::string& text : arguments.lists.at("source")) {
@@ -354,7 +354,7 @@ Exit prepare_mixture(const Arguments& arguments) {
       fail(Exit::data, "there is no file ", path, ", which --source ", part.name, " names");
     check_not_parquet(path);
     if (is_example_file(path)) {
-      fail(Exit::usage, "command line: --source ", part.name, ": mixtures are of text, and ", path,
+      fail(Exit::usage, "command line: --source ", part.name, ": mixtures are of text, but ", path,
            " holds examples");
     }
   }
@@ -395,14 +395,14 @@ Command prepare_command() {
       .flags = with_table_flags(
           {{"out", "Write the data to this folder."},
            {"val",
-            "Reserve this share for validation: the tail of a text, a random choice of examples. "
-            "Default: 0.1."},
+            "Reserve this share for validation: the tail of a text, or a random choice of "
+            "examples. Default: 0.1."},
            {"tokenizer",
             "Encode text with byte, char, or the BPE at a path or in a run. Default: byte.",
             {"byte", "char"}},
            {"binary",
-            "Take the bytes of all files as tokens, also where they are not text or hold examples; "
-            "needs --tokenizer byte."},
+            "Use the bytes of all files as tokens, even of files that are not text or that hold "
+            "examples; needs --tokenizer byte."},
            {"workers",
             "Encode text with a BPE on this many threads, which does not change the result. "
             "Default: all cores."},

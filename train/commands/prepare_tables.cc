@@ -104,13 +104,14 @@ Flags with_table_flags(Flags flags) {
   flags.insert(
       flags.end(),
       {{"target",
-        "Learn this column of a table: last, first, or a column by its name or number. Default: "
-        "last.",
+        "Use this column of a table as the target: last, first, or a column by its name or number. "
+        "Default: last.",
         {"last", "first"}},
        {"drop",
         "Leave out this column of a table, by name or number. It may be given several times."},
        {"id",
-        "Keep this column of a table out of the inputs; `lathe predict` shows it with each line."},
+        "Leave this column of a table out of the inputs; `lathe predict` prints it with each "
+        "prediction."},
        {"category",
         "Take the numbers in this column of a table as categories. It may be given several times."},
        {"missing",

@@ -65,8 +65,8 @@ void write_traces(const Arguments& a, Session& session, const Data& data, const 
   if (a.is_true("nvtx")) run_with_nvtx(session, data, next, count);
 }
 
-/// Returns the recorded config of a checkpoint's run, which may have been moved since, with the
-/// keys of the command line.
+/// Returns the recorded config of a checkpoint's run, with the keys of the command line. The run
+/// may have been moved since, so sets train.out_dir to its current folder.
 LoadedConfig config_of_run(const Arguments& a, const fs::path& checkpoint) {
   const fs::path run = fs::absolute(checkpoint).lexically_normal().parent_path().parent_path();
   Arguments named = a;
@@ -142,12 +142,13 @@ Command profile_command() {
             "Write all spans and the work of each thread to this file in Chrome's trace event "
             "format."},
            {"kineto",
-            "Write Kineto's trace of as many further steps to this file, with ATen's ops and a "
-            "GPU's kernels."},
+            "Write Kineto's trace of the same number of further steps to this file, with ATen's "
+            "ops and a GPU's kernels."},
            {"ops",
             "List the ops of the first step of --steps instead, forward and backward: tensors, "
             "bytes, FLOPs, and the share of elementwise ops."},
-           {"nvtx", "Run as many further steps with NVTX ranges for Nsight Systems, on a GPU."},
+           {"nvtx",
+            "Run the same number of further steps with NVTX ranges for Nsight Systems, on a GPU."},
            force_flag},
       .config_keys = true,
       .run = run_profile,

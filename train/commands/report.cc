@@ -1,6 +1,6 @@
-// The page is a string of the binary, into which dygraphs and the data are inserted; its
-// content policy forbids every request. A curve of more than 1500 values is drawn as means with
-// a band from minimum to maximum.
+// `lathe report` inserts dygraphs and the data into a page, which is a string in the binary. The
+// page's content policy forbids every request. A curve of more than 1500 values is drawn as means
+// with a band from minimum to maximum.
 #include "train/commands/report.h"
 
 #include <algorithm>
@@ -22,15 +22,15 @@
 
 namespace lathe {
 
-extern const char* const report_template;  // train/commands/report.html, by CMake
+extern const char* const report_template;  // report.html, which CMake embeds
 
 namespace {
 
 constexpr size_t short_curve = 150;  // points of the curves of layers and ranks
 constexpr const char* page_mark = "<title>Lathe: training report</title>";  // as in report.html
 
-/// Returns the path of a file of dygraphs, where Debian's libjs-dygraphs or another installation
-/// puts it.
+/// Returns the path of a file of dygraphs, as installed by Debian's libjs-dygraphs or in another
+/// way.
 fs::path library_file(const std::string& name) {
   for (const char* folder : {"/usr/share/javascript/dygraphs", "/usr/share/nodejs/dygraphs/dist",
                              "/usr/local/share/javascript/dygraphs"}) {
@@ -41,17 +41,18 @@ fs::path library_file(const std::string& name) {
        "libjs-dygraphs");
 }
 
-/// Returns a file without the line that names a source map, which debuggers would request.
+/// Returns a file of dygraphs without the line that names a source map, which debuggers would
+/// request.
 std::string library(const std::string& name) {
   std::string text = read_file(library_file(name), Exit::io);
   if (const size_t map = text.rfind("sourceMappingURL="); map != std::string::npos) {
-    const size_t begin = text.rfind('/', map) - 1;  // of // or /*
+    const size_t begin = text.rfind('/', map) - 1;  // where // begins, or the byte before /*
     text.erase(begin, text.find('\n', map) - begin);
   }
   return text;
 }
 
-/// Rounds to six digits, more than a screen can show; null where a value is not finite.
+/// Rounds to six digits, more than a screen can show. Values that are not finite become null.
 Json rounded(const std::vector<double>& values) {
   Json list = Json::array();
   for (const double v : values)
@@ -78,8 +79,8 @@ std::string time_text(double seconds) {
   return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local));
 }
 
-/// Returns the fields of a run's kind of model, whose defaults differ from those of other kinds.
-/// `keys`: of its config.toml, with values as TOML text.
+/// Returns the config fields for a run's kind of model, since defaults depend on the kind. `keys`
+/// are the keys of its config.toml, with values as TOML text.
 const std::vector<Field>& fields_of_run(const std::map<std::string, std::string>& keys) {
   const auto found = keys.find("model.kind");
   const std::string text = found == keys.end() ? "" : found->second;
@@ -106,7 +107,7 @@ Json config_json(const fs::path& run) {
   return set;
 }
 
-/// Reads what `lathe profile` wrote about a step's memory.
+/// Reads the file in which `lathe profile` recorded the memory of a step.
 Json profile_json(const fs::path& path) {
   Json json = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
   for (const char* list : {"categories", "kept", "timeline"}) {
@@ -212,7 +213,7 @@ Json run_json(const fs::path& run, const std::string& name) {
   return json;
 }
 
-/// Replaces the one `mark` in `text`.
+/// Replaces `mark`, which must occur in `text`.
 void fill(std::string& text, const std::string& mark, const std::string& with) {
   const size_t at = text.find(mark);
   LATHE_CHECK(at != std::string::npos, "the report's page has no ", mark);
@@ -283,7 +284,7 @@ std::string report_page(const std::vector<fs::path>& runs, int refresh_s, const 
     for (const auto& [key, values] : differing_keys(runs)) data["keys"].push_back({key, values});
   }
 
-  // The data stands in a script element: `</` could end it, and `<!--` could hide its end.
+  // The data is in a script element: `</` could end it, and `<!--` could hide its end.
   const std::string ends = replace_all(json_text(data), "</", "<\\/");
   const std::string json = replace_all(ends, "<!--", "\\u003c!--");
 

@@ -78,12 +78,12 @@ Exit run_runs(const Arguments& arguments) {
 
 /// The distance between two curves at the steps that both have.
 struct Distance {
-  int64_t steps = 0, first_difference = -1;
+  int64_t steps = 0, first_difference = -1;  ///< common steps; first with different bits, or -1
   double largest = 0, sum = 0, last_a = 0, last_b = 0;
   int64_t at = 0, last = 0;  ///< step of the largest distance; last common step
 };
 
-/// Returns true for the same bits; a NaN equals any NaN.
+/// Returns whether two numbers have the same bits. All NaNs count as the same.
 bool same_bits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) ||
          (std::isnan(a) && std::isnan(b));
@@ -113,18 +113,18 @@ Distance distance(const Series& a, const Series& b) {
   return d;
 }
 
-/// Curves that have the same bits in two runs that computed the same.
+/// Curves that have the same bits in two runs if both computed the same.
 const std::vector<std::string> exact{"loss",    "lr",         "grad_norm", "tokens",
                                      "samples", "loss_scale", "val_loss"};
 
-/// How two runs differ: their keys, and the curves that both have.
+/// The differences of two runs: in their keys, and in the curves that both have.
 struct Comparison {
-  std::vector<std::string> runs;  ///< two
+  std::vector<std::string> runs;  ///< the paths of both runs
   std::vector<std::pair<std::string, std::vector<std::string>>> keys;
   std::vector<std::pair<std::string, Distance>> distances{};
   std::vector<std::optional<double>> best;  ///< the lowest validation loss of each
   int64_t common = 0;                       ///< logged steps that both have
-  int64_t parted = -1;                      ///< the first step with other bits; -1 for none
+  int64_t parted = -1;                      ///< the first step with different bits; -1: none
   std::string parted_in{};                  ///< the curves that differ there
 };
 

@@ -49,7 +49,7 @@ std::string all_keys(const std::string& end) {
   return words;
 }
 
-/// Returns the values that a key of choices may have, separated by spaces.
+/// Returns the values that a key may have, separated by spaces; "" if it has no list of choices.
 std::string choices_of(const Field& field) {
   if (std::holds_alternative<bool>(field.initial)) return "true false";
   return joined(field.rule.choices);
@@ -71,7 +71,7 @@ std::string bash() {
   std::string commands_text, flags, values, subcommands, takers;
   for (const Command& v : commands()) {
     commands_text += v.name + " ";
-    // The = at the end of a flag invites its value; the script then adds no space.
+    // Complete a flag with =, so that its value can be typed next; the script then adds no space.
     flags += "    " + v.name + ") flags=\"" + flags_of(v, "=") + (v.config_keys ? " $keys" : "") +
              "\" ;;\n";
     for (const Flag& flag : v.flags) {
@@ -94,7 +94,7 @@ std::string bash() {
   }
 
   // In the script, `key` is set while a value is completed. Bash splits words at =, so the key and
-  // its value are words of their own.
+  // its value are separate words.
   return "# lathe's completion for bash: source <(lathe config completion bash)\n"
          "_lathe() {\n"
          "  local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}\n"
@@ -147,8 +147,8 @@ std::string bash() {
 }
 
 std::string zsh() {
-  // A colon separates a name from its description, so those in the text are escaped. Single quotes
-  // can't be, and are dropped.
+  // A colon separates a name from its description, so escape the colons in the text. Single quotes
+  // can't be escaped, so drop them.
   const auto quoted = [](const std::string& name, const std::string& doc) {
     return "'" + name + ":" + escaped(escaped(first_clause(doc), "'", ""), ":", "\\&") + "'";
   };
@@ -179,7 +179,7 @@ std::string zsh() {
       values += "      *' --" + f.key + "') compadd -- " + words + "; return ;;\n";
   }
 
-  // In the script, a word that contains = completes the choices of its key, or files.
+  // For a word that contains =, the script completes the choices of its key, or files.
   return "#compdef lathe\n"
          "# lathe's completion for zsh: lathe config completion zsh > ~/.zfunc/_lathe, with that "
          "folder in fpath\n"
@@ -255,7 +255,7 @@ std::string fish() {
     if (v.config_keys) with_keys += " " + v.name;
   }
 
-  // The same commands take all keys, so each key has one line for all of these commands.
+  // Each of these commands takes all keys, so one line for each key serves all of them.
   for (const Field& f : all_fields()) {
     const std::string choices = choices_of(f);
     text += "complete -c lathe -n '__fish_seen_subcommand_from" + with_keys + "' -l " + f.key +

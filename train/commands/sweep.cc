@@ -74,7 +74,7 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
   return d;
 }
 
-/// The options of a sweep, which its file and the command line give.
+/// The options of a sweep, from the sweep file and the command line.
 struct SweepOptions {
   std::string method;
   int64_t jobs = 1, samples = 0, eta = 3, seed = 0;
@@ -100,7 +100,7 @@ SweepOptions read_options(const Arguments& a) {
   for (const char* name : {"samples", "seed"}) {
     if (a.flags.contains(name) && o.method == "grid")
       fail(Exit::usage, "command line: --", name,
-           " has no effect with --method=grid; leave it out, or take random");
+           " has no effect with --method=grid; leave it out, or use random");
   }
   if (a.flags.contains("seed") && o.samples == 0)
     fail(Exit::usage, "command line: --seed has no effect without --samples; leave it out");
@@ -131,8 +131,8 @@ void add_points(SweepPlan& plan, const std::vector<Axis>& axes, const SweepOptio
   }
 }
 
-/// Checks the config of each point, and that it fits its data. Adds up the steps of the plan.
-/// Returns [train] of the last point. `folder`: where the points' run folders are.
+/// Checks the config of each point, and that it fits its data. Sets plan.steps to the sum over all
+/// points. Returns [train] of the last point. `folder` has the run folders of the points.
 TrainConfig check_points(SweepPlan& plan, const SweepOptions& o, const fs::path& folder) {
   const std::vector<std::string> names = point_names(plan.points);
   TrainConfig last;
@@ -140,7 +140,9 @@ TrainConfig check_points(SweepPlan& plan, const SweepOptions& o, const fs::path&
     LoadedConfig loaded = load_config(plan.config, plan.keys_of(i));
     const TrainConfig c = loaded.config.train;
     if (c.eval_interval == 0)
-      fail(Exit::usage, "a sweep compares validation losses, and train.eval_interval is 0; set it");
+      fail(Exit::usage,
+           "a sweep compares validation losses, but train.eval_interval is 0; set "
+           "train.eval_interval");
 
     if (i > 0 && o.method == "asha" &&
         (c.steps != last.steps || c.eval_interval != last.eval_interval)) {
@@ -236,13 +238,15 @@ Command sweep_command() {
             "1."},
            {"method",
             "Choose the points: grid takes every combination, random takes --samples of them, and "
-            "asha halves those successively. Default: grid, or random with --samples.",
+            "asha takes these and stops the worse points early (successive halving). Default: "
+            "grid, or random with --samples.",
             {"grid", "random", "asha"}},
            {"samples",
             "Draw this many points; a key may then have a range, such as --optim.lr=1e-4..1e-2, "
             "and random trains each point with every value of train.seed and data.fold."},
            {"seed", "Draw the points with this seed. Default: 0."},
-           {"eta", "With asha, continue one point in this many. Default: 3."},
+           {"eta",
+            "With asha, continue one of this many points after each comparison. Default: 3."},
            {"min-steps",
             "With asha, train each point for at least this many steps before the first comparison. "
             "Comparisons take place after train.steps / eta steps, train.steps / eta^2 steps and "

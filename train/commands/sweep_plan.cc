@@ -77,7 +77,7 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
   const bool number =
       found != all_fields().end() && (std::holds_alternative<int64_t>(found->initial) ||
                                       std::holds_alternative<double>(found->initial));
-  // Only numbers have ranges: in a text, such as a path, two dots mean nothing.
+  // Only numbers have ranges. In a text, such as a path, two dots have no special meaning.
   if (const size_t dots = text.find(".."); number && dots != std::string::npos) {
     const auto end = [&](const std::string& part) {
       const ConfigValue v = read_value(part, found->initial);
@@ -111,7 +111,7 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
     begin = comma + 1;
   }
 
-  // 1e-3 and 0.001 are one value.
+  // 1e-3 and 0.001 are the same value.
   std::set<std::string> different;
   for (const std::string& value : axis.values)
     different.insert(number ? toml_text(read_value(value, found->initial)) : value);
@@ -143,8 +143,8 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
   std::vector<Overrides> points;
   std::mt19937_64 random(seed);
   if (ranges) {
-    // Whole numbers may repeat a point; another one is drawn then. There may be fewer points than
-    // are wanted, so the number of draws is limited.
+    // Draws of integers may repeat a point; then draw again. There may be fewer different points
+    // than are wanted, so limit the number of draws.
     std::set<Overrides> taken;
     for (int64_t i = 0; i < 100 * wanted && std::ssize(points) < wanted; ++i) {
       Overrides point;
@@ -157,11 +157,11 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
   } else if (samples == 0) {
     for (int64_t i = 0; i < wanted; ++i) points.push_back(combination(axes, i));
   } else {
-    std::set<int64_t> taken;  // combinations that are drawn already
+    std::set<int64_t> taken;  // combinations that have been drawn
     while (static_cast<int64_t>(taken.size()) < wanted) {
       int64_t index = static_cast<int64_t>(uniform(random) * static_cast<double>(all));
-      // A repeated draw takes the next free combination, so that the loop also ends where all are
-      // wanted.
+      // If a draw is repeated, take the next combination that has not been drawn, so that the loop
+      // also ends if all are wanted.
       while (!taken.insert(index).second) index = (index + 1) % all;
       points.push_back(combination(axes, index));
     }
@@ -178,7 +178,7 @@ std::vector<int64_t> make_rungs(int64_t steps, int64_t least, int64_t eta, int64
         std::max<int64_t>(1, std::llround(at / static_cast<double>(interval))) * interval;
     if (rung >= rungs.front()) {
       fail(Exit::usage, "the sweep's runs are evaluated every ", interval,
-           " steps, too seldom for successive halving down to ", least,
+           " steps, which is not often enough for successive halving from step ", least,
            "; lower train.eval_interval or raise --min-steps");
     }
     rungs.insert(rungs.begin(), rung);
@@ -203,8 +203,7 @@ PointState point_state(const Json& json, const std::string& where) {
 
 namespace {
 
-/// Returns a point's loss at a rung to sort by. A missing loss, or one that is not a number, sorts
-/// behind all others.
+/// Returns a point's loss at a rung to sort by. A missing loss, or NaN, sorts after all others.
 double sort_key(const PointState& point, size_t rung) {
   const double loss = rung < point.losses.size() ? point.losses[rung] : HUGE_VAL;
   return std::isnan(loss) ? HUGE_VAL : loss;
@@ -217,18 +216,18 @@ std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& po
                                                int64_t eta) {
   const auto waits = [&](size_t i) { return !running[i] && points[i].end.empty(); };
 
-  // Points that were started but have not reached their target.
+  // First, points that were started but have not reached their target.
   for (size_t i = 0; i < points.size(); ++i) {
     if (waits(i) && points[i].target >= static_cast<int>(points[i].losses.size()))
       return {{i, points[i].target}};
   }
 
-  // From the top down, without the last rung: points there are complete.
+  // Next, promotions, from the highest rung down. Points at the last rung are complete.
   for (size_t rung = rungs - 1; rung-- > 0;) {
-    std::vector<size_t> there;  // points that came to the rung, the best first
+    std::vector<size_t> there;  // points that reached the rung, the best first
     for (size_t i = 0; i < points.size(); ++i) {
-      // A point that ended on its way here counts as the worst, so that failures do not stop
-      // promotions.
+      // A point that ended on its way to this rung counts as the worst, so that failures do not
+      // stop promotions.
       if (points[i].losses.size() > rung ||
           (!points[i].end.empty() && points[i].target >= static_cast<int>(rung)))
         there.push_back(i);
@@ -267,7 +266,7 @@ std::vector<size_t> ranking(const std::vector<PointState>& points) {
 bool repeats_point(const std::string& key) { return key == "train.seed" || key == "data.fold"; }
 
 std::vector<std::string> point_names(const std::vector<Overrides>& points) {
-  // The last part of a key is enough where no other key of the sweep ends with it.
+  // The last part of a key is enough if no other key of the sweep ends with it.
   const auto last_part = [](const std::string& key) { return key.substr(key.rfind('.') + 1); };
   const auto short_name = [&](const std::string& key) {
     const auto same = std::count_if(points[0].begin(), points[0].end(), [&](const auto& other) {
@@ -287,7 +286,7 @@ std::vector<std::string> point_names(const std::vector<Overrides>& points) {
       if (!plain && std::string_view("._+-=,").find(c) == std::string_view::npos) c = '_';
     }
 
-    // File names have at most 255 bytes, and .json and .log files lie beside the run folders.
+    // File names have at most 255 bytes, and .json and .log files are next to the run folders.
     if (name.size() > 100) name.resize(100);
     if (name.ends_with(".json") || name.ends_with(".log")) name += "_";
     while (!taken.insert(name).second) name += str("-", i + 1);

@@ -98,8 +98,8 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
 
   const fs::path checkpoint = find_checkpoint(folder / "points" / names[best->point]);
   RunConfig config = saved_config(read_state(checkpoint), checkpoint);
-  // New runs start from this config, so it has neither the folder of the point nor what the sweep
-  // set for its runs.
+  // New runs start from this config, so remove the point's folder, and restore the keys that the
+  // sweep set for its runs.
   const RunConfig given = load_config(plan.config, plan.keys_of(best->point)).config;
   config.train.out_dir.clear();
   config.train.pause_at = 0;
@@ -113,8 +113,8 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
            (folder / "best.toml").string());
 }
 
-/// Returns for each swept key, for the report, the values of the points that finished, with their
-/// losses, and those of the others, with why they have no loss.
+/// Returns an object for each swept key, for report_page(): the values and losses of the points
+/// that finished, and the values of the other points, with the reason why they have no loss.
 Json losses_by_key(const SweepPlan& plan, const std::vector<PointState>& states) {
   Json all = Json::array();
   for (size_t k = 0; k < plan.points.at(0).size(); ++k) {

@@ -1,4 +1,4 @@
-// Writes what a finished sweep found: the tables, the report and the best config.
+// Writes the results of a finished sweep: the tables, the report and the best config.
 #pragma once
 
 #include "core/io/file.h"
@@ -6,11 +6,11 @@
 
 namespace lathe {
 
-/// Returns keys and values as on a command line, without dashes.
+/// Returns keys and values as on a command line, without dashes: "optim.lr=1e-3 train.seed=1".
 std::string overrides_text(const Overrides& overrides);
 /// Writes table.txt, report.html and best.toml into the sweep's folder, and prints the table and
-/// the best point. `names`: of the points, whose runs are points/NAME. Without successive halving,
-/// results are averaged over seeds and folds, and the mean decides.
+/// the best point. `names` are those of the points, whose runs are points/NAME. Without successive
+/// halving, results are averaged over seeds and folds, and the point with the lowest mean is best.
 void write_sweep_results(const SweepPlan& plan, const std::vector<std::string>& names,
                          const std::vector<PointState>& states, const fs::path& folder);
 

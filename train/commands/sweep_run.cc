@@ -28,7 +28,7 @@ namespace lathe {
 namespace {
 
 /// Starts the process `lathe WORDS...` of this binary, with its output in the file descriptor
-/// `out`. The process gets a stop signal if this one dies. Returns -1 where it can't be started.
+/// `out`. The new process gets a stop signal if this one dies. Returns -1 if it can't be started.
 pid_t start_lathe(std::vector<std::string> words, int out) {
   words.insert(words.begin(), "lathe");
   std::vector<char*> arguments;
@@ -46,14 +46,14 @@ pid_t start_lathe(std::vector<std::string> words, int out) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   const int in = ::open("/dev/null", O_RDONLY);
 
-  // Where the parent died before prctl, no signal will come.
+  // If the parent died before prctl, no signal will arrive, so exit now.
   if (::getppid() != parent || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0 || ::dup2(in, 0) < 0)
     ::_exit(127);
   ::execv("/proc/self/exe", arguments.data());
   ::_exit(127);
 }
 
-/// Returns the ms that `lathe plan` forecasts for a step; nullopt where it fails.
+/// Returns the milliseconds that `lathe plan` forecasts for a step; nullopt if it fails.
 std::optional<double> planned_ms(std::vector<std::string> words) {
   words.insert(words.begin(), "plan");
   words.emplace_back("--json=true");
@@ -61,7 +61,7 @@ std::optional<double> planned_ms(std::vector<std::string> words) {
 
   if (::pipe2(ends, O_CLOEXEC) != 0) return std::nullopt;
   const pid_t pid = start_lathe(words, ends[1]);
-  // Only the new process may hold this end, or reading would not stop when it ends.
+  // Only the new process may have this end of the pipe open: reading stops when it is closed.
   ::close(ends[1]);
 
   std::string text;
@@ -92,8 +92,8 @@ class Sweep {
         threads_(threads),
         first_(load_config(plan_.config, plan_.keys_of(0))) {}
 
-  /// Creates the sweep's folder, or resumes the sweep in it. Throws Exit::usage where it holds
-  /// another sweep, and Exit::busy where another process runs it.
+  /// Creates the sweep's folder, or resumes the sweep in it. Throws Exit::usage if it holds another
+  /// sweep, and Exit::busy if another process runs it.
   void open() {
     make_folders(folder_ / "points");
     lock_.emplace(folder_);
@@ -112,9 +112,9 @@ class Sweep {
                 {"eta", plan_.eta},
                 {"points", points}};
 
-    // So are keys that the environment sets.
+    // The keys that the environment sets are part of the record, too.
     for (const auto& [key, origin] : first_.origins) {
-      // Logging changes no result, and the number of threads is recorded on its own.
+      // Logging changes no result, and the number of threads is recorded separately.
       const bool is_free =
           key.starts_with("log.") || key == "train.threads" || sweep_keys().contains(key);
       if (is_free || !origin.starts_with("LATHE_")) continue;
@@ -149,7 +149,8 @@ class Sweep {
     children_.resize(plan_.points.size(), 0);
   }
 
-  /// Runs until nothing is left to do, or until a stop is requested; returns Exit::stopped then.
+  /// Runs until nothing is left to do, or until a stop is requested. Returns Exit::stopped in the
+  /// latter case.
   Exit run() {
     install_stop_handlers("the points that run, each with a checkpoint");
     log_plan();
@@ -190,7 +191,7 @@ class Sweep {
     for (size_t i = 0; i < children_.size(); ++i) is[i] = children_[i] != 0;
     return is;
   }
-  /// Counts the points that ended early or reached their present target.
+  /// Counts the points that ended early or reached their current target.
   size_t n_done() const {
     return static_cast<size_t>(
         std::count_if(states_.begin(), states_.end(), [](const PointState& s) {
@@ -243,7 +244,7 @@ class Sweep {
   /// Starts a point's process, with a rung as its target. It gets a stop signal if this process
   /// dies.
   void begin(size_t i, int rung) {
-    // The target is written before the process starts, so that a killed sweep resumes toward it.
+    // Write the target before the process starts, so that a killed sweep resumes toward it.
     if (states_[i].target != rung) {
       states_[i].target = rung;
       keep(i);
@@ -257,7 +258,7 @@ class Sweep {
     const bool at_end = static_cast<size_t>(rung) + 1 == plan_.rungs.size();
     const int64_t pause = at_end ? 0 : plan_.rungs[static_cast<size_t>(rung)];
     words.push_back("--train.pause_at=" + std::to_string(pause));
-    // A config for single runs may stop them earlier, or refuse to resume them.
+    // Override keys of the config that could stop the run earlier, or refuse to resume it.
     words.emplace_back("--train.max_time=0");
     if (first_.config.checkpoint.resume == "never") words.emplace_back("--checkpoint.resume=auto");
 
@@ -352,7 +353,7 @@ class Sweep {
   }
 
   SweepPlan plan_;
-  std::vector<std::string> names_;  // of the points
+  std::vector<std::string> names_;  // names of the points
   fs::path folder_;
   size_t jobs_;
   int threads_;

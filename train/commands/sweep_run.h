@@ -1,6 +1,6 @@
-// The runs of a sweep. Each is a process and has a folder of its own. sweep.json describes what is
-// tried and never changes. points/lr=1e-3.json holds the progress of a point, points/lr=1e-3 is its
-// run, and points/lr=1e-3.log holds its output.
+// Runs a sweep. The run of each point is a process and has its own folder. sweep.json describes the
+// points and never changes. For the point lr=1e-3, points/lr=1e-3.json has its progress,
+// points/lr=1e-3 is its run, and points/lr=1e-3.log has its output.
 //
 // points/lr=1e-3.json receives the point's next target before its process starts, and its loss
 // after the process has ended, both durably. After a kill at any moment, a point is either done or
@@ -17,8 +17,8 @@ namespace lathe {
 /// Starts a sweep in `folder`, or resumes it, with `jobs` runs at a time of `threads` threads each
 /// (0: as the config sets); a resumed sweep keeps its number of threads. When nothing is left to
 /// do, writes a table, a report and the best point's config, and returns Exit::done. Returns
-/// Exit::stopped where a stop is requested. Throws Exit::usage where the folder holds another
-/// sweep, Exit::busy where another process runs it, and the exit code of the first point that
+/// Exit::stopped if a stop is requested. Throws Exit::usage if the folder holds another sweep,
+/// Exit::busy if another process runs it, and an error with the exit code of the first point that
 /// failed.
 Exit run_sweep(SweepPlan plan, const fs::path& folder, size_t jobs, int threads);
 

@@ -9,7 +9,8 @@
 
 namespace lathe {
 
-/// A table of text. Columns are as wide as their widest cell, with two spaces between them.
+/// A table of text. Each row must have as many cells as `head`. Columns are as wide as their widest
+/// cell, with two spaces between them.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> head) : rows_{std::move(head)} {}

@@ -24,7 +24,7 @@
 namespace lathe {
 namespace {
 
-/// Reads the file that the second word names, or standard input without one.
+/// Reads the file that the second positional names, or standard input if there is none.
 std::string input_text(const Arguments& arguments) {
   if (arguments.positionals.size() > 1)
     return std::string(without_byte_order_mark(
@@ -69,7 +69,7 @@ Exit encode(const Arguments& arguments) {
     return Exit::done;
   }
 
-  // Each line is a JSON text, so that a text may contain line breaks.
+  // Each line is a JSON string, so that a text may contain line breaks.
   std::istringstream lines(text);
   int64_t n = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -91,7 +91,7 @@ Exit decode(const Arguments& arguments) {
     const ConfigValue value = read_value(word, int64_t{0});
     const auto* id = std::get_if<int64_t>(&value);
     if (id == nullptr || *id < 0 || *id >= bpe.size())
-      fail(Exit::data, "\"", word, "\" is not an id; they go from 0 to ", bpe.size() - 1);
+      fail(Exit::data, "\"", word, "\" is not a token id; ids go from 0 to ", bpe.size() - 1);
     ids.push_back(*id);
   }
   std::cout << bpe.decode(ids) << std::flush;
@@ -122,7 +122,7 @@ Exit inspect_tokenizer(const Arguments& arguments) {
   return Exit::done;
 }
 
-/// Returns what the flags set of a training. Throws Exit::usage for a wrong one.
+/// Returns the options of a training that the flags set. Throws Exit::usage for an invalid value.
 BPETraining training_argument(const Arguments& arguments) {
   BPETraining t;
   t.vocab_size =
@@ -161,7 +161,7 @@ Exit train_tokenizer(const Arguments& arguments) {
   check_output_folder("command line: --out", out, PathKind::folder);
   const fs::path file = out / "tokenizer.json";
 
-  // Checked before the work, and again once no other process can write there.
+  // Check this before the work, and again once no other process can write to the folder.
   const auto check_free = [&] {
     if (fs::exists(file))
       fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
@@ -202,7 +202,8 @@ Exit train_tokenizer(const Arguments& arguments) {
 
 Exit run_tokenizer(const Arguments& arguments) {
   const std::string& what = arguments.positionals[0];
-  // The parser accepts the flags of all four; each refuses those of the others.
+  // The parser accepts the flags of all four subcommands, so refuse those that this one does not
+  // have.
   static const std::map<std::string, std::set<std::string>> known{
       {"train",
        {"out", "vocab-size", "min-frequency", "pattern", "special", "threads", "format", "field"}},

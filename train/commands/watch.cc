@@ -1,5 +1,5 @@
-// `lathe watch` shows runs in the terminal, live. It only reads files, so the runs may be another
-// machine's, over a file share.
+// `lathe watch` shows runs in the terminal, live. It only reads files, so the runs may be on
+// another machine whose files are shared.
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -96,8 +96,9 @@ std::string fitted(const std::string& text, size_t width) {
   return out;
 }
 
-/// Returns the line of a run's processes in its last logged step: the smallest and the largest
-/// value of each statistic, with the rank of the largest. Returns "" for a run on one process.
+/// Returns a line with the statistics of a run's processes in its last logged step: the smallest
+/// and the largest value of each, with the rank of the largest. Returns "" for a run on one
+/// process.
 std::string ranks_line(const Curves& run) {
   // A run may have had more processes in earlier steps.
   const Series* loss = run.find("loss");
@@ -128,8 +129,8 @@ std::string ranks_line(const Curves& run) {
          range("memory_bytes", 1e6, "%.0f-%.0f MB (rank %d)");
 }
 
-/// Returns the lines of the screen: one or, for several processes, two for each run, then up to
-/// three plots, as many as there is room for.
+/// Returns the lines of the screen: one line for each run, or two if it has several processes; then
+/// up to three plots, if there is room for them.
 std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, size_t height,
                                bool color) {
   std::vector<std::string> lines;
@@ -157,7 +158,7 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
       lines.push_back(fitted(ranks, width));
   }
 
-  constexpr size_t least = 6;  // lines that a plot with its title takes at least
+  constexpr size_t least = 6;  // smallest number of lines for a plot with its title
   std::vector<std::string> shown;
   for (const char* name : {"loss", "val_loss", "mse", "accuracy", "lr", "grad_norm"}) {
     const bool there = std::any_of(runs.begin(), runs.end(),
@@ -166,7 +167,7 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
       shown.emplace_back(name);
   }
 
-  // The plots share the lines that the runs leave.
+  // The plots share the lines below those of the runs.
   const size_t room = shown.empty() ? 0 : (height - std::min(height, lines.size())) / shown.size();
   for (const std::string& name : shown) {
     std::vector<BrailleCurve> curves;

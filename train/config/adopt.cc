@@ -27,7 +27,7 @@ LoadedConfig adopt_model(LoadedConfig loaded, const ModelConfig& from,
   const Schema& keys = source.schema();
   const auto value = [&](const RunConfig& config, const Field& f) { return keys.get(&config, f); };
 
-  // Dropout is not part of the weights, so it is the config's own.
+  // Dropout is not part of the weights, so the config's own value is kept.
   const Field* dropout = keys.find("model.dropout");
   if (dropout != nullptr) {
     const bool is_own = c.model.kind == from.kind;
@@ -39,7 +39,7 @@ LoadedConfig adopt_model(LoadedConfig loaded, const ModelConfig& from,
     const Field* f = keys.find(g.key);
     if (f == nullptr) {
       fail(Exit::usage, g.where, ": ", g.key, " is not a key of model.kind = \"", from.kind,
-           "\", which ", named_by, " has; leave it out");
+           "\", the kind of ", named_by, "; leave it out");
     }
     keys.set(&given, g.key, g.read_as(f), g.where);
   }

@@ -185,8 +185,8 @@ void check_run(const LoadedConfig& loaded) {
 
   if (c.train.early_stop > 0 && c.train.eval_interval == 0) {
     fail(Exit::usage, at("train.early_stop"),
-         ": train.early_stop counts evaluations, and train.eval_interval is 0; set it or leave "
-         "train.early_stop out");
+         ": train.early_stop counts evaluations, but train.eval_interval is 0; set "
+         "train.eval_interval or leave train.early_stop out");
   }
 
   if (c.data.fold > 0 && c.data.fold >= c.data.folds) {
@@ -197,7 +197,8 @@ void check_run(const LoadedConfig& loaded) {
 
   if (c.data.folds == 1)
     fail(Exit::usage, at("data.folds"),
-         ": data.folds = 1 leaves nothing to train on; 0 takes the split as prepared");
+         ": data.folds = 1 leaves nothing to train on; set 2 or more, or 0 for the split as "
+         "prepared");
 
   if (c.dist.shard == "parameters" && c.memory.recompute != "blocks" &&
       c.memory.recompute != "selective") {
@@ -218,14 +219,15 @@ void check_budget(const LoadedConfig& loaded) {
        ": memory.budget chooses memory.recompute itself; leave one of them out");
 }
 
-/// Checks memory.saved, which packs what blocks keep.
+/// Checks memory.saved, which packs the activations that blocks save.
 void check_saved(const LoadedConfig& loaded) {
   const MemoryConfig& memory = loaded.config.memory;
   if (memory.saved == "none") return;
   const std::string& policy = memory.recompute;
   if (policy == "blocks" || policy == "selective" || policy == "sqrt") {
     fail(Exit::usage, last_origin(loaded, {"memory.saved", "memory.recompute"}),
-         ": memory.saved packs what the ops of blocks keep, and memory.recompute = \"", policy,
+         ": memory.saved packs the tensors that the ops of blocks keep, but memory.recompute = \"",
+         policy,
          "\" recomputes all blocks; leave one of them out, or recompute a range of the blocks, as "
          "\"blocks.0-3\"");
   }
@@ -236,7 +238,7 @@ void check_saved(const LoadedConfig& loaded) {
   }
 }
 
-/// Checks memory.update_in_backward, which excludes what needs all gradients at the same time.
+/// Checks memory.update_in_backward, which excludes keys that need all gradients at the same time.
 void check_update_in_backward(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   if (!c.memory.update_in_backward) return;
@@ -300,7 +302,7 @@ void check_offload(const LoadedConfig& loaded) {
   }
   if (c.memory.offloads("parameters") && !c.memory.budget.empty()) {
     fail(Exit::usage, last_origin(loaded, {"memory.offload", "memory.budget"}),
-         ": memory.budget chooses memory.recompute itself, and memory.offload = \"",
+         ": memory.budget chooses memory.recompute itself, but memory.offload = \"",
          c.memory.offload, "\" needs \"blocks\" or \"selective\"; leave one of them out");
   }
   const bool recomputes = c.memory.recompute == "blocks" || c.memory.recompute == "selective";
@@ -309,14 +311,14 @@ void check_offload(const LoadedConfig& loaded) {
          last_origin(loaded, {"memory.offload",
                               recomputes ? "memory.update_in_backward" : "memory.recompute"}),
          ": memory.offload = \"", c.memory.offload,
-         "\" gives up the parameters of a block when its backward pass is over, which needs "
+         "\" releases the parameters of a block after its backward pass, which needs "
          "memory.recompute = \"blocks\" or \"selective\" and memory.update_in_backward = true; set "
          "them, or leave the parameters in memory");
   }
   if ((c.memory.offloads("optimizer") || c.memory.offloads("parameters")) &&
       c.checkpoint.async_save) {
     fail(Exit::usage, last_origin(loaded, {"memory.offload", "checkpoint.async_save"}),
-         ": checkpoint.async_save may copy all state into memory, and memory.offload keeps state "
+         ": checkpoint.async_save may copy all state into memory, but memory.offload keeps state "
          "out of memory; leave one of them out");
   }
 }
@@ -339,7 +341,7 @@ void check_files(const LoadedConfig& loaded) {
   }
 
   if (c.data.dir.empty())
-    fail(Exit::usage, at("data.dir"), ": data.dir is empty; give the folder that holds train.bin");
+    fail(Exit::usage, at("data.dir"), ": data.dir is empty; set it to a data folder");
 }
 
 }  // namespace
@@ -364,10 +366,10 @@ std::optional<ConfigFault> check_window(const RunConfig& c) {
   if (context == 0)
     return ConfigFault{{"data.window"},
                        str("data.window has no effect on model.kind = \"", c.model.kind,
-                           "\", which has no context; leave it out")};
+                           "\", which has no context; leave data.window out")};
   return ConfigFault{{"data.window", "model.block_size"},
                      str("data.window = ", window, " is above model.block_size = ", context,
-                         ", the model's context; lower it")};
+                         ", the model's context; lower data.window")};
 }
 
 namespace {

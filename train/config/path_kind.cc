@@ -26,8 +26,8 @@ bool has_checkpoint_manifest(const fs::path& folder) {
 }  // namespace
 
 bool is_checkpoint(const fs::path& folder) {
-  // A damaged checkpoint is recognized by its manifest or its parent folder. A folder of runs may
-  // have the name "checkpoints" too.
+  // A damaged checkpoint is recognized by its manifest or its parent folder. But a folder of runs
+  // may also be named "checkpoints", so exclude runs.
   return fs::exists(folder / "state.json") || fs::exists(folder / "model.safetensors") ||
          has_checkpoint_manifest(folder) ||
          (folder.parent_path().filename() == "checkpoints" && has_checkpoint_name(folder) &&

@@ -21,8 +21,8 @@ enum class PathKind {
 /// token shards.
 PathKind kind_of(const fs::path& path);
 
-/// Throws Exit::usage unless `path` is free for a folder of the kind `own`: it is missing, a plain
-/// folder or already one of that kind. `name`: of the key or option with the path.
+/// Throws Exit::usage unless `path` can become a folder of the kind `own`: it must be missing, a
+/// plain folder, or a folder of that kind. `name` is the key or option that gives the path.
 void check_output_folder(const std::string& name, const fs::path& path, PathKind own);
 
 /// Returns a folder's path without a slash at its end, so that its last part is its name.

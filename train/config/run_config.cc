@@ -27,7 +27,7 @@ std::string environment_name(const std::string& key) {
   return name;
 }
 
-/// Keys that had another name in earlier builds.
+/// The old and the new names of keys that were renamed.
 constexpr std::pair<const char*, const char*> renamed[]{
     {"model.lora", "adapters.rank"},
     {"model.lora_alpha", "adapters.alpha"},
@@ -41,8 +41,8 @@ const char* new_name(const std::string& key) {
   return nullptr;
 }
 
-/// Sets a key. Throws Exit::usage, with the names of both kinds, for a key of another model kind,
-/// unless a source of weights will give the kind: adopt_model() checks the key then.
+/// Sets a key. Throws Exit::usage, with the names of both kinds, for a key of another model kind.
+/// If a source of weights will determine the kind, skips such a key, and adopt_model() checks it.
 void set(LoadedConfig& loaded, const GivenKey& given) {
   const auto& [key, value, is_text, where] = given;
   const std::string& kind = loaded.config.model.kind;
@@ -78,7 +78,7 @@ void set_kind(RunConfig& config, const ConfigValue& value, const std::string& wh
   config.model.own = kind->config;
 }
 
-/// Returns a text with bytes that are not UTF-8 as \xHH.
+/// Returns the text with each byte that is not part of valid UTF-8 written as \xHH.
 std::string escaped(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
@@ -105,7 +105,7 @@ void check_paths(const std::string& config) {
     fail(Exit::usage, "the working folder ", escaped(here), " is not UTF-8; run lathe in another");
 }
 
-/// Throws Exit::usage if `path` is not a config file, with what it is and what to do.
+/// Throws Exit::usage if `path` is not a config file. The error names what it is and what to do.
 void check_is_file(const std::string& path) {
   switch (kind_of(path)) {
     case PathKind::missing:
@@ -315,8 +315,9 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
     loaded.origins[key] = "command line";
   }
 
-  // The kind comes first, since its keys depend on it, and the other sections before [model]: they
-  // determine whether a source gives the model. What was given last counts.
+  // Set model.kind first, since the other keys of [model] depend on it, and the other sections
+  // before [model], since they determine whether a source gives the model. If a key was given
+  // several times, the last value counts.
   for (const GivenKey& g : given) {
     // Its field is in the schema of every kind.
     if (g.key == "model.kind")

@@ -1,8 +1,9 @@
-// The complete configuration of a run, where it comes from, and what must hold between its keys.
+// The complete configuration of a run, the origins of its values, and checks of keys against each
+// other.
 //
-// amp.scaler and amp.loss_scale are two keys, so that each has one type and a contradiction is
-// reported. A key without effect is an error only if it differs from its default, so that a saved
-// config, which holds every key, can be loaded again.
+// amp.scaler and amp.loss_scale are separate keys, so that each has one type and a contradiction
+// between them can be reported. A key without effect is an error only if it differs from its
+// default, so that a saved config, which holds every key, can be loaded again.
 #pragma once
 
 #include <filesystem>
@@ -23,14 +24,14 @@
 
 namespace lathe {
 
-/// Keys of [model]: the kind, and those of its own.
+/// Keys of [model]: the kind of model, and the keys of that kind.
 struct ModelConfig {
   LATHE_FIELD(std::string, kind, "gpt", "Kind of model. Each kind has its own keys.",
               anything().fixed())
-  AnyConfig own = find_model_kind(kind)->config;  ///< of the kind's config type
+  AnyConfig own = find_model_kind(kind)->config;  ///< the kind's keys, as the kind's config type
 };
 
-/// How long and on what a run trains, and what it shows meanwhile.
+/// How a run trains, on which device, how long, and how often it logs, evaluates and samples.
 struct TrainConfig {
   LATHE_FIELD(std::string, task, "auto",
               "Training task. auto: the task that the data was prepared for (language, "
@@ -86,19 +87,18 @@ struct TrainConfig {
               "the name of the op and its module at the first value that is not finite. Slow. "
               "Gradients are not checked under a dynamic loss scale, which overflows on purpose.",
               anything())
-  LATHE_FIELD(
-      std::string, init_from, "",
-      "Run, checkpoint or Hugging Face folder whose weights a new run starts from. It sets all "
-      "keys of [model] but dropout. A resumed run needs it only for the task dpo, whose reference "
-      "it is. Empty: random weights.",
-      anything().fixed())
+  LATHE_FIELD(std::string, init_from, "",
+              "Run, checkpoint or Hugging Face folder whose weights a new run starts from. All "
+              "keys of [model] except dropout are taken from it. A resumed run reads it only for "
+              "the task dpo, where it is the reference model. Empty: random weights.",
+              anything().fixed())
   LATHE_FIELD(std::string, device, "auto",
               "Device. auto: cuda if a usable GPU is present, else cpu.",
               one_of({"auto", "cpu", "cuda"}))
   LATHE_FIELD(int64_t, threads, 0,
               "Number of CPU threads of each process. 0: OMP_NUM_THREADS, or else all cores, which "
-              "the processes of a machine share. A run of one process keeps its number when it "
-              "resumes.",
+              "the processes of a machine share. A run of one process keeps its number of threads "
+              "when it resumes.",
               between(0, 4096))
   LATHE_FIELD(std::string, kernels, "auto",
               "CPU kernels. auto: Lathe's own where the processor has the instructions (`lathe "
@@ -120,56 +120,55 @@ struct TrainConfig {
 /// Returns whether these are names of memory.offload joined by +, each at most once.
 bool is_offload(const std::string& names);
 
-/// What a step keeps in memory.
+/// What a step keeps in memory, recomputes, or writes to disk.
 struct MemoryConfig {
   LATHE_FIELD(
       std::string, recompute, "none",
-      "What is kept of a model's blocks for the backward pass. none: everything. blocks: the "
-      "input of each block. blocks.0-7: the input of each of the first eight blocks, and "
-      "everything of the other blocks. selective: the input of each block, and the results of the "
-      "matrix products, "
-      "convolutions and attentions with the most FLOPs per byte, up to 40% of what the blocks "
-      "would keep. sqrt: the input of each group of about the square root of the number of "
-      "blocks; a group is recomputed block by block. The remainder is computed again, with the "
-      "same bits: selective takes 1.1 to 1.2 times as long, blocks 1.2 to 1.4 times, sqrt 1.6 to "
-      "1.8 times.",
+      "What is kept of a model's blocks for the backward pass. none: everything. blocks: the input "
+      "of each block. blocks.0-7: the input of each of the first eight blocks, and everything of "
+      "the other blocks. selective: the input of each block, and the results of the matrix "
+      "products, convolutions and attentions with the most FLOPs per byte, up to 40% of what the "
+      "blocks would keep. sqrt: the input of each group of about the square root of the number of "
+      "blocks; a group is recomputed block by block. Everything else is computed again in the "
+      "backward pass, with the same bits: selective takes 1.1 to 1.2 times as long, blocks 1.2 to "
+      "1.4 times, sqrt 1.6 to 1.8 times.",
       one_of({"none", "selective", "blocks", "sqrt"})
           .or_form("blocks.FIRST-LAST",
                    [](const std::string& s) { return recompute_policy(s).has_value(); }))
-  LATHE_FIELD(
-      std::string, budget, "",
-      "Limit of the run's resident memory, for example \"4GB\". The run recomputes as little as "
-      "it needs to stay within it. In one process on a CPU only. Empty: memory.recompute decides.",
-      anything())
-  LATHE_FIELD(
-      std::string, saved, "none",
-      "Dtype in which ops keep activations for the backward pass. none: their own dtype; bf16; "
-      "fp8: e4m3 with a scale for each row. Gradients are computed from the rounded values, the "
-      "loss is not. Not rounded: parameters, data, statistics, tensors that losses keep, tensors "
-      "that an op divides by or compares, and the blocks that memory.recompute concerns.",
-      one_of({"none", "bf16", "fp8"}))
-  LATHE_FIELD(
-      bool, update_in_backward, false,
-      "Update each parameter during the backward pass as soon as its gradient is complete, "
-      "and free the gradient. Changes no bit. With optim.grad_clip_by = \"norm\", each "
-      "step runs forward and backward twice, first to compute the norm. Needs one micro-batch "
-      "per process (train.grad_accum = the number of processes) and no loss scale.",
-      anything())
+  LATHE_FIELD(std::string, budget, "",
+              "Limit of the run's resident memory, for example \"4GB\". The run recomputes as few "
+              "blocks as are needed to stay within the limit. Only for one process on a CPU. "
+              "Empty: memory.recompute decides.",
+              anything())
+  LATHE_FIELD(std::string, saved, "none",
+              "Dtype in which ops keep activations for the backward pass. none: their own dtype; "
+              "bf16; fp8: e4m3 with a scale for each row. Gradients are computed from the rounded "
+              "values; the forward pass is not affected. Not rounded: parameters, data, "
+              "statistics, tensors that losses keep, tensors that an op divides by or compares, "
+              "and what is kept of blocks that memory.recompute recomputes.",
+              one_of({"none", "bf16", "fp8"}))
+  LATHE_FIELD(bool, update_in_backward, false,
+              "Update each parameter during the backward pass as soon as its gradient is complete, "
+              "and free the gradient. Changes no bit. With optim.grad_clip_by = \"norm\", each "
+              "step runs forward and backward twice, first to compute the norm. Needs one "
+              "micro-batch per process (train.grad_accum = the number of processes) and no loss "
+              "scale.",
+              anything())
   LATHE_FIELD(
       std::string, offload, "none",
       "What is kept in a scratch file on disk instead of in memory. optimizer: the optimizer "
       "state, which is read ahead and written behind while parameters are updated. activations: "
-      "what the forward pass keeps for the backward pass, with memory.recompute the inputs of "
-      "blocks. parameters: the parameters, of which a block at a time is resident; needs "
-      "memory.recompute and memory.update_in_backward. Several are joined by +, such as "
-      "optimizer+parameters. Changes no bit. On a GPU, activations alone, which are kept in the "
-      "memory of the host.",
+      "the tensors that the forward pass keeps for the backward pass (with memory.recompute, the "
+      "inputs of blocks). parameters: the parameters, of which only those of one block at a time "
+      "are in memory; needs memory.recompute and memory.update_in_backward. Several are joined by "
+      "+, such as optimizer+parameters. Changes no bit. On a GPU, only activations are supported; "
+      "they are kept in the memory of the host.",
       one_of({"none", "optimizer", "activations", "parameters"})
           .or_form("NAME+NAME", [](const std::string& s) { return is_offload(s); }))
   LATHE_FIELD(double, offload_window_mb, 128.0,
-              "Megabytes of the newest activations that stay in memory with memory.offload = "
-              "\"activations\", and of those that are read ahead in the backward pass. At least "
-              "three times the size of the largest activation stays. Changes no bit.",
+              "With memory.offload = \"activations\": megabytes of the newest activations that "
+              "stay in memory; in the backward pass, as many megabytes are read ahead. At least "
+              "three times the size of the largest activation stays in memory. Changes no bit.",
               between(0, 1e6))
   LATHE_FIELD(std::string, offload_dir, "",
               "Folder of the scratch file. The file has no name and is gone when the process ends. "
@@ -225,11 +224,12 @@ struct LogConfig {
               "Number of steps between histograms of weights, gradients and layer outputs in "
               "tensorboard/. 0: no histograms.",
               at_least(0))
-  LATHE_FIELD(int64_t, layers, 0,
-              "Number of lines of metrics.jsonl between those with statistics of each layer: norms "
-              "of weights and gradients, the ratio of update to weight, the largest activation, "
-              "and the share of units that were never active. 0: no statistics.",
-              at_least(0))
+  LATHE_FIELD(
+      int64_t, layers, 0,
+      "Number of lines of metrics.jsonl from one that has statistics of each layer to the next "
+      "one. The statistics are norms of weights and gradients, the ratio of update to weight, the "
+      "largest activation, and the share of units that were never active. 0: no statistics.",
+      at_least(0))
 };
 
 /// The complete configuration of a run.
@@ -269,29 +269,30 @@ struct RunConfig {
 };
 /// Returns the keys of all model kinds, each once.
 const std::vector<Field>& all_fields();
-/// Returns the old names of keys that were renamed. A config with one is an error that gives the
-/// new name.
+/// Returns the old names of keys that were renamed. A config that has one is rejected with an error
+/// that gives the new name.
 std::vector<std::string> renamed_keys();
 /// Returns the reference page of all keys, in Markdown.
 std::string config_reference();
 
-/// A key that was given, and where.
+/// A key that was given, its value, and where it was given.
 struct GivenKey {
   std::string key;
   ConfigValue value;
-  bool is_text;  ///< from the environment or command line; the field decides its type
+  bool is_text;  ///< a text from the environment or command line, whose type the field determines
   std::string where;
   /// Returns the value with the type of `field`, or as it was given if `field` is null.
   ConfigValue read_as(const Field* field) const;
 };
 
-/// A config and where each value that is not a default came from. The functions that complete it
-/// (resolve_sources(), apply_memory_budget(), RunData::open()) take one and return another.
+/// A config, and the origin of each value that is not a default. The functions that complete it
+/// (resolve_sources(), apply_memory_budget(), RunData::open()) take a LoadedConfig and return
+/// another one.
 struct LoadedConfig {
   RunConfig config;
   Origins origins;
   std::string path{};            ///< of the config file, as given
-  std::filesystem::path base{};  ///< the checkpoint that adapters.base stands for, once
+  std::filesystem::path base{};  ///< the checkpoint that adapters.base names, once
                                  ///< resolve_adapter_base has found it
   /// The checkpoint or Hugging Face folder that train.init_from names. resolve_init_from sets it,
   /// unless the run has a checkpoint of its own or adapters.
@@ -300,13 +301,13 @@ struct LoadedConfig {
   /// resolve_frozen has found it; empty in a dry run, which does not depend on weights.
   std::filesystem::path frozen{};
   std::optional<ModelConfig> frozen_model{};  ///< [model] of the frozen model, once it is found
-  std::vector<GivenKey> model_keys{};         ///< keys of [model] that were given, but for the kind
+  std::vector<GivenKey> model_keys{};         ///< given keys of [model], except model.kind
 };
 
 /// Returns the sizes of a micro-batch. Its windows have data.window tokens, or, if that is 0, as
 /// many as the model's context. Sizes that the model's kind does not have are 0.
 BatchSizes batch_sizes(const RunConfig& config);
-/// Returns the tokens that a model can see, model.block_size; 0 for kinds without it.
+/// Returns the context length of the model in tokens, model.block_size; 0 for kinds without it.
 int64_t model_context(const RunConfig& config);
 /// Returns the key that the length of a window comes from.
 const char* window_key(const RunConfig& config);
@@ -321,21 +322,21 @@ int64_t units_of_step(const RunConfig& config);
 /// line", or, if nothing set the key, "CONFIG, default of KEY".
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 
-/// Returns the config with [model], except for dropout, set to `from`, the model of the source that
-/// `named_by` names. Throws Exit::usage, with the origin of the key, if a key of [model] was given
-/// that has another value in `from`, or that its kind lacks.
+/// Returns the config with [model], except for dropout, set to `from`, the model of a source of
+/// weights. `named_by` names that source in errors. Throws Exit::usage, with the origin of the key,
+/// if a key of [model] was given that has another value in `from`, or that the source's kind lacks.
 LoadedConfig adopt_model(LoadedConfig loaded, const ModelConfig& from, const std::string& named_by);
 
 /// Returns a sentence for each combination of keys that is allowed but probably a mistake.
 std::vector<std::string> config_warnings(const RunConfig& config);
 
-/// Keys of a config and their texts, as on a command line.
+/// Keys of a config and their values as texts, as on a command line.
 using Overrides = std::vector<std::pair<std::string, std::string>>;
 
-/// Loads a config: defaults, which may depend on other keys (train.out_dir, schedule.min_lr), are
-/// overridden by the file, the environment (LATHE_TRAIN_STEPS=100) and the command line (key,
-/// text), in this order. Checks each key, and keys against each other. Throws Exit::usage with the
-/// origin of the key.
+/// Loads a config. The file, the environment (LATHE_TRAIN_STEPS=100) and the command line
+/// (`overrides`) set keys in this order, so that the command line has precedence. The defaults of
+/// train.out_dir and schedule.min_lr depend on other keys. Checks each key, and keys against each
+/// other. Throws Exit::usage with the origin of the key.
 LoadedConfig load_config(const std::string& path, const Overrides& overrides);
 
 /// Returns the config of a saved run from the text in its checkpoint. Throws Exit::checkpoint if

@@ -1,4 +1,4 @@
-// Keys of tasks: a task that has keys has a section of the config with the name of the task.
+// Keys of tasks. A task that has keys has a section of the config that is named after the task.
 #pragma once
 
 #include <functional>

@@ -3,8 +3,8 @@
 // train/transforms/table.cc (or, in a program of your own, a call of add_transform). The keys of
 // the struct form a section of the config with the transform's name.
 //
-// Keys that moved (`model.lora...` to `[adapters]`) are rejected with their new name; those of
-// a saved run are translated.
+// A config with a key that moved (`model.lora...` to `[adapters]`) is rejected, and the error gives
+// the new name. In the config of a saved run, such keys are translated.
 #pragma once
 
 #include <functional>
@@ -21,31 +21,34 @@ namespace lathe {
 struct ModelConfig;
 struct RunConfig;
 
+/// What a transform may depend on beside the model.
 struct TransformContext {
   const RunConfig& config;
-  at::Device device;        ///< where parameters are
-  at::ScalarType matrices;  ///< dtype that trained parameters of 2 and more dimensions have
+  at::Device device;        ///< of the parameters
+  at::ScalarType matrices;  ///< dtype of trained parameters with two or more dimensions
 };
 
-/// A change of a finished model before its optimizer is made, such as adapters.
+/// A change of a finished model before its optimizer is made, for example the addition of adapters.
 struct Transform {
   std::string name, doc;
-  AnyConfig config;  ///< with its defaults; without keys where it has no section
-  /// Changes the model, if the config asks for it. Gives new parameters their initial values.
+  AnyConfig config;  ///< with its defaults; without keys if the transform has no section
+  /// Changes the model if the config asks for it, and gives new parameters their initial values.
   std::function<void(Model&, const TransformContext&)> apply;
   /// Returns a conflict between keys of a config, with complete keys ("section.name"); may be
   /// empty.
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
-  /// check() depends on keys of [model]. It runs again after a source of weights has set them.
+  /// Whether check() depends on keys of [model]. If so, it runs again after a source of weights has
+  /// set them.
   bool checks_model = false;
-  /// apply() reads or writes parameters that it does not make itself. Processes that shard the
-  /// model then each start with the complete model. If false, these parameters may have no memory
-  /// yet (core/storage.h).
+  /// Whether apply() reads or writes parameters that it does not create itself. If so, processes
+  /// that shard the model each start with the complete model. If not, these parameters may have no
+  /// memory yet (core/storage.h).
   bool uses_values = true;
 };
 
 /// Returns a model of the config that has shapes only, for checks of the config. Sizes that the
-/// data determines have other values. Returns null if the kind can't be made with them.
+/// data determines have placeholders: inputs are [3, 32, 32], there are 2 outputs, and a vocab_size
+/// of 0 becomes 1. Returns null if the kind can't be made with these sizes.
 std::unique_ptr<Model> shapes_of(const ModelConfig& config);
 
 /// Returns all transforms in the order in which they are applied: Lathe's, then those that were

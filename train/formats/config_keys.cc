@@ -25,7 +25,7 @@ Json* ConfigKeys::take(const std::string& key) {
 void ConfigKeys::refuse(const std::string& key, const std::string& what) const {
   const std::string value = json_.contains(key) ? json_text(json_.at(key)) : "";
   fail(Exit::checkpoint, where_, ": ", key, value.empty() ? "" : " = " + value.substr(0, 100),
-       ", and ", what);
+       ", but ", what);
 }
 
 int64_t ConfigKeys::whole(const std::string& key, int64_t min, int64_t max,
@@ -103,8 +103,8 @@ void ConfigKeys::finish() const {
                          ((value.is_structured() || value.is_string()) && value.empty());
     if (!nothing && !taken_.contains(key) && !key.starts_with('_'))
       refuse(key,
-             "this build does not know whether that changes what the model computes; if not, take "
-             "the key out or import the model with --ignore-key " +
+             "this build does not know whether that changes what the model computes; if not, "
+             "remove the key or import the model with --ignore-key " +
                  key);
   }
 }

@@ -12,34 +12,40 @@
 
 namespace lathe {
 
-/// The keys of a JSON object. Each key is read or passed over by name; finish() refuses the
-/// remaining ones, since an unknown key may change what the model computes. Errors are
-/// Exit::checkpoint and name the key. A key with null counts as absent.
+/// The keys of a JSON object. Each key must be read, or passed over by name; finish() refuses the
+/// remaining keys, since an unknown key may change what the model computes. Errors are
+/// Exit::checkpoint and name the key. A key whose value is null counts as absent.
 class ConfigKeys {
  public:
+  /// `where` names the object in errors, for example by the path of its file.
   ConfigKeys(Json json, std::string where);
 
   bool has(const std::string& key) const;
   /// Returns whether the key has the value null.
   bool is_null(const std::string& key) const;
-  /// Returns a number within bounds. Without `otherwise` the key is required.
+  /// Returns an integer from `min` to `max`, or `otherwise` if the key is absent. Without
+  /// `otherwise` the key is required.
   int64_t whole(const std::string& key, int64_t min, int64_t max,
                 std::optional<int64_t> otherwise = std::nullopt);
+  /// Returns a number, or `otherwise` if the key is absent. Without `otherwise` the key is
+  /// required.
   double real(const std::string& key, std::optional<double> otherwise = std::nullopt);
+  /// Returns a boolean or a string, or `otherwise` if the key is absent.
   bool flag(const std::string& key, bool otherwise);
   std::string text(const std::string& key, const std::string& otherwise);
-  /// Returns a list of texts; empty where the key is absent.
+  /// Returns a list of texts; empty if the key is absent.
   std::vector<std::string> texts(const std::string& key);
-  /// Returns a list of numbers within bounds; empty where the key is absent.
+  /// Returns a list of integers from `min` to `max`; empty if the key is absent.
   std::vector<int64_t> wholes(const std::string& key, int64_t min, int64_t max);
-  /// Returns the object of a key, whose errors name both keys; an empty one where it is absent.
+  /// Returns the keys of the object that `key` holds, or no keys if `key` is absent. Errors name
+  /// both `key` and the key of the object.
   ConfigKeys part(const std::string& key);
-  /// Throws for any value but these; an absent key passes.
+  /// Throws unless the value is one of `allowed` or the key is absent.
   void only(const std::string& key, const std::vector<Json>& allowed);
   /// Passes over keys that do not change what the model computes.
   void pass(std::initializer_list<const char*> keys);
-  /// Passes over a key because the user asks for it. Throws Exit::usage where there is no such key,
-  /// or it was read.
+  /// Passes over a key because the user asks for it. Throws Exit::usage if there is no such key, or
+  /// if the key was already read or passed over.
   void ignore(const std::string& key);
   /// Throws for keys that were neither read nor passed over, unless they are null, false or empty,
   /// or begin with an underscore, as the notes of Hugging Face's transformers library do.

@@ -16,7 +16,7 @@ namespace lathe {
 
 namespace {
 
-/// Returns a dtype's name in a config.
+/// Returns the name of a dtype as configs write it.
 std::string config_name(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";
 }
@@ -73,7 +73,7 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
     optimizer_ = std::make_unique<CheckpointTensors>(checkpoint, CheckpointPart::optimizer);
   dtype = o.dtype.empty() ? saved_dtype(*model_) : o.dtype;
 
-  // The model has shapes only; tensor() reads one parameter at a time.
+  // The model has shapes only; read() loads the values of one parameter at a time.
   const MetaInit guard;
   shapes = find_model_kind(config.model.kind)->make(config.model.own, state.sizes);
   parameters = lathe::parameters(*shapes);
@@ -93,7 +93,7 @@ at::ScalarType ExportedModel::dtype_of(const NamedParameter& p) const {
 }
 
 at::Tensor ExportedModel::read(const NamedParameter& p) const {
-  // One tensor of the files is in memory at a time.
+  // Release the previous tensor, so that only one tensor of the files is in memory at a time.
   if (release_) release_();
   release_ = nullptr;
 

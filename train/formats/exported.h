@@ -26,9 +26,9 @@ void check_exportable(const ExportOptions& options, const RunConfig& config);
 struct ExportedTensor {
   const TensorRule* rule;
   int64_t block;                     ///< index of its block; -1: outside the blocks
-  std::vector<int64_t> sizes;        ///< those of the parameter in Lathe
+  std::vector<int64_t> sizes;        ///< sizes of the parameter in Lathe
   at::ScalarType dtype;              ///< matrices: ExportedModel::dtype, others float32
-  std::function<at::Tensor()> read;  ///< returns it on the CPU; valid until another one is read
+  std::function<at::Tensor()> read;  ///< returns the tensor, valid until another one is read
 };
 
 /// A checkpoint's weights, and the family for which they are written.
@@ -36,11 +36,12 @@ struct ExportedModel {
   RunState state;
   RunConfig config;
   std::string dtype;     ///< of matrices, named as in a config
-  const Family* family;  ///< the first that can represent the model
+  const Family* family;  ///< the first family that can represent the model
   Json family_config;    ///< the family's keys of config.json
   std::unique_ptr<Model> shapes;
   std::vector<NamedParameter> parameters;  ///< shapes only
 
+  /// Opens a run's checkpoint. Throws Exit::usage if the run can't be exported with these options.
   explicit ExportedModel(const ExportOptions& options);
   ExportedModel(const ExportedModel&) = delete;
   ExportedModel& operator=(const ExportedModel&) = delete;

@@ -29,7 +29,7 @@ const Family& family_of(const Json& config, const std::string& where) {
     if (family.model_type == type) return family;
     names += (names.empty() ? "" : ", ") + family.model_type;
   }
-  fail(Exit::checkpoint, where, ": model_type = \"", type, "\", and this build reads only ", names);
+  fail(Exit::checkpoint, where, ": model_type = \"", type, "\", but this build reads only ", names);
 }
 
 const Family& family_of_gguf(const std::string& architecture, const std::string& where) {
@@ -42,7 +42,7 @@ const Family& family_of_gguf(const std::string& architecture, const std::string&
       names += (names.empty() ? "" : ", ") + family.gguf_name;
   }
   fail(Exit::checkpoint, where, ": general.architecture = \"", architecture,
-       "\", and this build reads only ", names);
+       "\", but this build reads only ", names);
 }
 
 std::string with_block(const std::string& name, int64_t block) {
@@ -75,7 +75,7 @@ std::pair<const TensorRule*, int64_t> rule_of(const Family& family, const std::s
 
 int64_t heads_of_rows(const TensorRule& rule, const AnyConfig& own) {
   using Rows = TensorRule::Rows;
-  // n_kv_head = 0 stands for as many groups as heads.
+  // n_kv_head = 0 stands for as many key/value heads as query heads.
   const int64_t heads = value_of<int64_t>(own, "n_head"),
                 groups = value_of<int64_t>(own, "n_kv_head");
   return rule.gguf_rows == Rows::pairs_of_groups && groups > 0 ? groups : heads;
@@ -123,14 +123,14 @@ void pass_common_keys(ConfigKeys& keys) {
              "auto_map",
              "prefix"});
 
-  // These change the computation, so only a decoder's values pass.
+  // These keys change the computation, so only a decoder's values are accepted.
   keys.only("is_encoder_decoder", {false});
   keys.only("add_cross_attention", {false});
 }
 
 int64_t context_of(int64_t positions, int64_t most) {
   if (most > positions)
-    fail(Exit::usage, "command line: --block-size = ", most, ", and the model was made for ",
+    fail(Exit::usage, "command line: --block-size = ", most, ", but the model was made for only ",
          positions, " tokens");
   if (most == 0 && positions > 1'000'000)
     fail(Exit::usage, "the model was made for ", positions,

@@ -1,6 +1,7 @@
 // Families of models that other programs exchange: how their config.json and the names of their
-// tensors correspond to a model kind of Lathe. Each family is a file in this folder and a line in
-// the table of family.cc. No LibTorch header.
+// tensors correspond to a model kind of Lathe. Each family is defined in a file of this folder and
+// listed in the table of family.cc. In names and comments, "ours" means Lathe's, and "theirs" that
+// of Hugging Face's transformers. Includes no LibTorch header.
 #pragma once
 
 #include <functional>
@@ -16,51 +17,56 @@
 
 namespace lathe {
 
-/// The names of a parameter, ours and others'. '#' stands for the number of a block.
+/// The names of a parameter in Lathe and in other programs' files, and how its values differ there.
+/// '#' stands for the number of a block.
 struct TensorRule {
-  /// The order of the rows of queries and keys in GGUF. Ours have each head's rotary channels in
-  /// halves; the architecture "llama" puts the two channels of a pair next to each other.
+  /// The order of the rows of query and key weights in GGUF. as_they_are: as in Lathe, where the
+  /// two channels of a rotary pair are in the two halves of a head. pairs_of_...: the two channels
+  /// are adjacent, as in the architecture "llama". A row belongs to one of the query heads
+  /// (pairs_of_heads) or of the fewer key/value heads (pairs_of_groups).
   enum class Rows { as_they_are, pairs_of_heads, pairs_of_groups };
   std::string ours, theirs;
-  std::string gguf{};       ///< in GGUF files
-  bool transposed = false;  ///< theirs is [inputs, outputs]
-  bool always = false;      ///< they always have this bias; it is zero where ours has none
+  std::string gguf{};       ///< the name in GGUF files
+  bool transposed = false;  ///< whether theirs is [inputs, outputs]
+  bool always = false;      ///< whether theirs always has this bias, zeros if ours has none
   Rows gguf_rows = Rows::as_they_are;
-  bool gguf_wide = false;  ///< float32 in GGUF, whatever the dtype of the others
-  double shift = 0;        ///< theirs is ours plus this
+  bool gguf_wide = false;  ///< whether GGUF has it in float32, whatever the dtype of the others
+  double shift = 0;        ///< theirs is ours plus this number
 };
 
 /// The contents of a config.json as keys of [model], without the section.
 using ModelKeys = std::map<std::string, ConfigValue>;
 
-/// The architecture of a GGUF file, and the facts about its model that its tensors give.
+/// The architecture of a GGUF file, and properties of its model that follow from its tensors.
 struct GGUFFacts {
   std::string architecture;            ///< general.architecture, which begins the names of keys
-  int64_t vocab_size = 0;              ///< the rows of token_embd.weight
-  bool tied = false;                   ///< the embeddings are the head
-  std::vector<float> rope_divisors{};  ///< rope_freqs.weight; empty: there is none
+  int64_t vocab_size = 0;              ///< the number of rows of token_embd.weight
+  bool tied = false;                   ///< whether the embeddings are also the head's weight
+  std::vector<float> rope_divisors{};  ///< the tensor rope_freqs.weight; empty: there is none
 };
 
+/// A family of models, and how it is read and written.
 struct Family {
   std::string model_type;    ///< in config.json
-  std::string architecture;  ///< the class in transformers
-  std::string kind;          ///< our model kind
+  std::string architecture;  ///< the name of the class in transformers
+  std::string kind;          ///< Lathe's model kind
   std::string prefix;        ///< of all tensor names except the head's; some files omit it
   std::vector<TensorRule> tensors{};
   /// Names of tensors that some files have although they follow from the config; they are ignored.
   std::vector<std::string> buffers{};
-  /// Reads a config.json; `most` is the wanted context, or 0 for all. Throws the errors of
-  /// ConfigKeys.
+  /// Reads a config.json. `most` is the wanted context length in tokens, or 0 for the model's own.
+  /// Throws the errors of ConfigKeys and context_of().
   std::function<ModelKeys(ConfigKeys& keys, int64_t most)> read{};
-  /// Returns a model's config.json; nullopt where the family has no such model.
+  /// Returns a model's config.json; nullopt if the family can't represent the model. `own` holds
+  /// the keys of [model].
   std::function<std::optional<Json>(const AnyConfig& own)> write{};
   std::string gguf_name{};  ///< general.architecture; empty: this build writes no GGUF of it
-  /// Returns the architecture's metadata, without its name in the keys.
+  /// Returns the architecture's GGUF metadata. The keys lack the prefix "ARCHITECTURE.".
   std::function<GGUFMetadata(const AnyConfig& own)> gguf{};
-  /// Returns the vectors that GGUF has besides the parameters.
+  /// Returns the names and values of the vectors that GGUF has besides the parameters.
   std::function<std::vector<std::pair<std::string, std::vector<float>>>(const AnyConfig& own)>
       gguf_tensors{};
-  /// Reads the architecture's metadata; `most` as in read(). Throws the errors of ConfigKeys.
+  /// Reads the architecture's GGUF metadata; `most` and errors are those of read().
   std::function<ModelKeys(ConfigKeys& keys, const GGUFFacts& facts, int64_t most)> read_gguf{};
 };
 
@@ -75,22 +81,26 @@ const Family& family_of_gguf(const std::string& architecture, const std::string&
 std::string with_block(const std::string& name, int64_t block);
 /// Returns the rule for a parameter's path, or null, and the block's number (-1: none).
 std::pair<const TensorRule*, int64_t> rule_of(const Family& family, const std::string& path);
-/// Returns whether `name` matches `pattern`, in which '#' stands for any number.
+/// Returns whether `name` matches `pattern`, in which '#' stands for any number. If so, and if the
+/// pattern has a '#', stores that number in `block`.
 bool is_named(const std::string& name, const std::string& pattern, int64_t* block = nullptr);
 
-/// Returns the number of heads that share the rows of a parameter whose row order in GGUF differs
-/// from ours.
+/// Returns the number of heads to which the rows of a parameter belong. The rule's gguf_rows must
+/// not be as_they_are.
 int64_t heads_of_rows(const TensorRule& rule, const AnyConfig& own);
-/// Reads ARCHITECTURE.vocab_size, which must be that of the embeddings if it is there.
+/// Returns the vocabulary size, that of the embeddings. Throws Exit::checkpoint if the key
+/// ARCHITECTURE.vocab_size is present and differs.
 int64_t read_gguf_vocabulary(ConfigKeys& keys, const GGUFFacts& facts);
-/// Passes over the keys that any config.json may have and that do not change the computation.
+/// Passes over the keys that every family's config.json may have and that do not change the
+/// computation.
 /// Throws the errors of ConfigKeys if the model is not causal, has an encoder, or has
 /// cross-attention.
 void pass_common_keys(ConfigKeys& keys);
-/// Returns the context to use: all `positions`, or `most` of them. Throws Exit::usage where `most`
-/// is larger.
+/// Returns the context length to use: `most`, or `positions`, for which the model was made, if
+/// `most` is 0. Throws Exit::usage if `most` is above `positions`, or if it is 0 and `positions` is
+/// above 1,000,000.
 int64_t context_of(int64_t positions, int64_t most);
-/// Returns the value of a key of a model's config.
+/// Returns the value of a key of [model], which must exist and have the type T.
 template <class T>
 const T& value_of(const AnyConfig& own, const char* key) {
   const T* found = own.find<T>(key);

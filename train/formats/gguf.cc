@@ -37,15 +37,15 @@ const GGUFType* quantized_type(const std::string& dtype) {
   return nullptr;
 }
 
-/// Converts rows of heads from halves to pairs: in each head, row i of the first half is followed
-/// by row i of the second.
+/// Reorders the rows of each head from halves to pairs: row i of the first half is followed by row
+/// i of the second half.
 at::Tensor in_pairs(const at::Tensor& t, int64_t heads) {
   const int64_t width = t.size(0) / heads;
   const at::Tensor halves = t.reshape({heads, 2, width / 2, -1});
   return halves.transpose(1, 2).reshape(t.sizes());
 }
 
-/// Returns a float32 matrix in blocks of `type`, as llama.cpp's converter makes them.
+/// Returns a float32 matrix as quantized blocks of `type`, the same as llama.cpp's converter makes.
 at::Tensor in_blocks(const GGUFType& type, const std::string& name, const at::Tensor& t) {
   if (!at::isfinite(t).all().item<bool>())
     fail(Exit::usage, "the matrix ", name, " has values that are not finite; give --dtype fp32");
@@ -63,18 +63,19 @@ at::Tensor in_blocks(const GGUFType& type, const std::string& name, const at::Te
   return bytes;
 }
 
-/// The entries of a file. The tensor of an entry is read only when the entry is written.
+/// The entries of a file. The values of an entry are read when the entry is written.
 class Entries {
  public:
-  /// `type`: of matrices, or null for their own dtype.
+  /// `type`: the quantized type of matrices, or null to keep their own dtype.
   explicit Entries(const GGUFType* type) : type_(type) {}
 
   void add(const std::string& name, at::ScalarType dtype, const std::vector<int64_t>& sizes,
            std::function<at::Tensor()> make) {
     entries_.push_back(make_entry(name, dtype, sizes, std::move(make)));
   }
-  /// Adds a matrix, quantized if there is a type. If the row length is not a multiple of the block,
-  /// the matrix is written in float16, or in float32 if a value exceeds float16's range.
+  /// Adds a matrix, quantized if there is a quantized type. If the row length is not a multiple of
+  /// the type's block size, the matrix is written in float16, or in float32 if a value exceeds
+  /// float16's range.
   void add_matrix(const std::string& name, at::ScalarType dtype, const std::vector<int64_t>& sizes,
                   std::function<at::Tensor()> make) {
     if (type_ == nullptr) return add(name, dtype, sizes, std::move(make));

@@ -18,7 +18,7 @@ constexpr const char* embeddings = "token_embd.weight";
 constexpr const char* head = "output.weight";
 constexpr const char* rope_divisors = "rope_freqs.weight";
 
-/// Returns an entry's values: floats in their dtype, quantized numbers in float32.
+/// Returns an entry's values: floats in their dtype, quantized values in float32.
 at::Tensor values_of(const TensorEntry& entry) {
   if (dtype_from_safetensors(entry.dtype)) return tensor_of(entry);
   const at::Tensor values = at::empty(entry.shape, at::kFloat);
@@ -31,7 +31,7 @@ bool are_equal(const TensorEntry& a, const TensorEntry& b) {
          std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0;
 }
 
-/// Converts rows of heads from pairs to halves: the inverse of in_pairs() in gguf.cc.
+/// Reorders the rows of each head from pairs to halves: the inverse of in_pairs() in gguf.cc.
 at::Tensor in_halves(const at::Tensor& t, int64_t heads) {
   const int64_t width = t.size(0) / heads;
   return t.reshape({heads, width / 2, 2, -1}).transpose(1, 2).reshape(t.sizes());
@@ -46,7 +46,7 @@ ConfigKeys keys_of(const GGUFFile& file, const std::string& architecture) {
     if (!key.starts_with(architecture + ".")) continue;
     if (value.is_number_float() && !std::isfinite(value.get<double>()))
       fail(Exit::checkpoint, where, ": ", key, " is not finite");
-    // Keys are unique already; json[key] would search all earlier ones.
+    // The keys are already unique, so append; json[key] would search all earlier keys.
     json.get_ref<Json::object_t&>().emplace_back(key, value);
   }
   return {std::move(json), where};
@@ -68,7 +68,7 @@ GGUFModel::GGUFModel(const fs::path& path, int64_t block_size,
   const std::string where = path.string();
   if (const Json* parts = file_.find_value("split.count");
       parts != nullptr && *parts != 0 && *parts != 1)
-    fail(Exit::checkpoint, where, " is a part of a model in ", json_text(*parts),
+    fail(Exit::checkpoint, where, " is one part of a model that consists of ", json_text(*parts),
          " files; join them with llama-gguf-split --merge");
   if (const std::string type = text_of(file_, "general.type", "model"); type != "model")
     fail(Exit::checkpoint, where, ": general.type = ", type,
@@ -94,7 +94,7 @@ GGUFFacts GGUFModel::read_facts(const std::string& architecture) const {
   if (tokens == nullptr || tokens->shape.size() != 2)
     fail(Exit::checkpoint, where, " has no matrix ", embeddings);
 
-  // llama.cpp's converter repeats GPT-2's embeddings as the head.
+  // llama.cpp's converter stores GPT-2's tied embeddings a second time as the head.
   GGUFFacts facts{.architecture = architecture,
                   .vocab_size = tokens->shape[0],
                   .tied = out == nullptr || are_equal(*tokens, *out)};
@@ -128,7 +128,7 @@ void GGUFModel::check_tensors(bool tied) const {
     used.insert(name);
 
     std::vector<int64_t> wanted = p.parameter.sizes().vec();
-    // A shorter context uses the first positions of a table.
+    // A shorter context uses the first rows of the position embeddings.
     if (p.path == "positions.weight" && entry->shape.size() == 2 && entry->shape[0] > wanted[0])
       wanted[0] = entry->shape[0];
     if (entry->shape != wanted)
@@ -167,7 +167,7 @@ at::Tensor GGUFModel::tensor(const NamedParameter& p) const {
   if (rule->gguf_wide) t = t.to(dtype(p));
   if (rule->gguf_rows != TensorRule::Rows::as_they_are)
     t = in_halves(t, heads_of_rows(*rule, model().own));
-  // A shorter context uses the first rows of the table of positions.
+  // A shorter context uses the first rows of the position embeddings.
   return t.dim() == 2 ? t.slice(0, 0, p.parameter.size(0)) : t;
 }
 

@@ -7,13 +7,13 @@
 
 namespace lathe {
 
-/// An open GGUF file, with its model in our form. Opening it throws Exit::checkpoint, with what and
-/// where, for every fault except parameters that are not finite, which tensor() finds.
+/// An open GGUF file, whose model is given in Lathe's form. Opening it throws Exit::checkpoint for
+/// every fault except parameters that are not finite, which tensor() finds.
 class GGUFModel : public ModelSource {
  public:
-  /// `block_size`: the context to use, 0 for all that the model was made for. Throws Exit::usage
-  /// where the model was made for less. `ignored`: keys of the architecture that nothing depends
-  /// on.
+  /// `block_size`: the context length to use, or 0 for the one that the model was made for. Throws
+  /// Exit::usage if the model was made for a shorter one. `ignored`: keys of the architecture that
+  /// this build does not know and that the user asks to ignore.
   explicit GGUFModel(const fs::path& file, int64_t block_size = 0,
                      const std::vector<std::string>& ignored = {});
 
@@ -23,7 +23,7 @@ class GGUFModel : public ModelSource {
   TokenizerSettings settings() const override;
 
  private:
-  /// Returns the rule and the name in the file of a parameter.
+  /// Returns the rule of a parameter, and the parameter's name in the file.
   std::pair<const TensorRule*, std::string> source_of(const NamedParameter& parameter) const;
   GGUFFacts read_facts(const std::string& architecture) const;
   void check_tensors(bool tied) const;
@@ -32,7 +32,7 @@ class GGUFModel : public ModelSource {
   const Family* family_;
 };
 
-/// Makes a run of a GGUF file, as import_model() does.
+/// Makes a run from a GGUF file by import_model(), and returns its checkpoint.
 fs::path import_gguf(const ImportOptions& options);
 
 }  // namespace lathe

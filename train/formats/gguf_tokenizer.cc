@@ -16,15 +16,15 @@ namespace {
 /// The values of llama.cpp's token types.
 enum : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
 
-/// A way of splitting text, by llama.cpp's name.
+/// A way of splitting text before merges (a pre-tokenizer).
 struct Splits {
-  const char* name;
+  const char* name;  ///< llama.cpp's
   std::vector<std::string> patterns;
   bool whole_pieces = false;  ///< ignore_merges, which llama.cpp infers from the name
-  bool nfc = false;           ///< the tokenizers of that name normalize to NFC; no key states it
+  bool nfc = false;           ///< whether these tokenizers normalize to NFC, which no key states
 };
 
-/// Returns all ways of splitting text. An export writes the first name that has the tokenizer's
+/// Returns all known ways of splitting text. An export writes the first name with the tokenizer's
 /// patterns.
 const std::vector<Splits>& all_splits() {
   // name, patterns, whole_pieces, nfc
@@ -95,7 +95,7 @@ class TokenizerKeys {
     if (find(key) == nullptr) return -1;
     const auto value = get<int64_t>(key);
     if (value < 0 || std::cmp_greater_equal(value, tokens))
-      fail(Exit::data, where_, ": tokenizer.", key, " = ", value, ", and there are ", tokens,
+      fail(Exit::data, where_, ": tokenizer.", key, " = ", value, ", but there are only ", tokens,
            " tokens");
     return static_cast<int32_t>(value);
   }
@@ -105,12 +105,12 @@ class TokenizerKeys {
   std::string where_;
 };
 
-/// Returns the merges that SentencePiece's scores stand for: each pair of tokens that makes a
-/// token, best scores first. Among equal scores the longer left token comes first, as in
-/// transformers' conversion.
+/// Returns the merges that SentencePiece's scores imply: each pair of tokens whose concatenation is
+/// a token, those with the highest scores first. Among equal scores, pairs with the longer left
+/// token come first, as in transformers' conversion.
 Json merges_of(const std::vector<std::string>& tokens, const std::vector<bool>& merged,
                const std::vector<float>& scores, const std::string& where) {
-  // The work for a token grows with the square of its length.
+  // The time for a token grows with the square of its length, so longer tokens are refused.
   constexpr size_t most_bytes = 256;
 
   struct Merge {
@@ -161,8 +161,8 @@ Json normalizer_of(bool space_before) {
   return {{"type", "Sequence"}, {"normalizers", steps}};
 }
 
-/// Adds the way in which text is split, in the form of tokenizer.json. Returns whether texts begin
-/// with the BOS token if the file has no key add_bos_token.
+/// Adds the pre-tokenizer in the form of tokenizer.json. Returns the default of the key
+/// add_bos_token: whether texts begin with the BOS token.
 bool add_splits(const TokenizerKeys& keys, Json& json) {
   const auto name = keys.get<std::string>("ggml.pre", "default");
   const auto splits = std::ranges::find(all_splits(), name, &Splits::name);
@@ -184,18 +184,18 @@ bool add_splits(const TokenizerKeys& keys, Json& json) {
   json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
   json["normalizer"] = splits->nfc ? Json{{"type", "NFC"}} : Json(nullptr);
   json["model"]["ignore_merges"] = splits->whole_pieces;
-  return splits->whole_pieces;  // of these tokenizers, llama.cpp adds BOS for Llama 3's only
+  return splits->whole_pieces;  // llama.cpp's default adds BOS only for Llama 3's tokenizers
 }
 
-/// Adds the token that texts begin with, in the form of tokenizer.json. `begins`: whether texts
-/// begin with the BOS token if the file has no key add_bos_token.
+/// Adds the BOS token in the form of tokenizer.json, if texts begin with it. `begins`: the default
+/// of the key add_bos_token.
 void add_begin(const TokenizerKeys& keys, const std::vector<std::string>& tokens, bool begins,
                Json& json) {
   const int32_t first = keys.id("ggml.bos_token_id", tokens.size());
   if (keys.get("ggml.add_bos_token", begins && first >= 0)) {
     if (first < 0)
       fail(Exit::data, keys.where(),
-           ": tokenizer.ggml.add_bos_token is true, and there is no tokenizer.ggml.bos_token_id");
+           ": tokenizer.ggml.add_bos_token is true, but there is no tokenizer.ggml.bos_token_id");
     json["post_processor"] = {
         {"type", "TemplateProcessing"},
         {"single",
@@ -287,24 +287,24 @@ Tokenizer read_gguf_tokenizer(const GGUFFile& file) {
   const auto model = keys.get<std::string>("ggml.model", "none");
   if (model != "gpt2" && model != "llama") {
     fail(Exit::data, where, ": tokenizer.ggml.model = ", model,
-         ", and this build reads gpt2 (a BPE of bytes) and llama (SentencePiece's)");
+         ", but this build reads only gpt2 (a byte-level BPE) and llama (SentencePiece's BPE)");
   }
   const bool of_characters = model == "llama";
   const auto tokens = keys.get<std::vector<std::string>>("ggml.tokens");
   const auto types = keys.get<std::vector<int32_t>>("ggml.token_type");
   if (types.size() != tokens.size())
-    fail(Exit::data, where, ": there are ", tokens.size(), " tokens, and ", types.size(), " types");
+    fail(Exit::data, where, ": there are ", tokens.size(), " tokens, but ", types.size(), " types");
 
   Json json = Json::object(), vocab = Json::object(), added = Json::array();
   std::vector<bool> merged(tokens.size());
   std::unordered_map<std::string_view, size_t> places;
   for (size_t id = 0; id < tokens.size(); ++id) {
-    if (types[id] == unused) continue;  // an id that no text has
+    if (types[id] == unused) continue;  // the id does not occur in texts
     const auto [place, is_new] = places.emplace(tokens[id], id);
     if (!is_new)
       fail(Exit::data, where, ": ids ", place->second, " and ", id, " are the same token \"",
            tokens[id], "\"");
-    // Appended, since vocab[token] would search all tokens before it.
+    // The tokens are unique, so append; vocab[token] would search all earlier tokens.
     vocab.get_ref<Json::object_t&>().emplace_back(tokens[id], id);
     merged[id] = types[id] == normal;
     if (types[id] == unknown || types[id] == control || types[id] == user_defined)
@@ -317,7 +317,7 @@ Tokenizer read_gguf_tokenizer(const GGUFFile& file) {
   if (of_characters) {
     const auto scores = keys.get<std::vector<float>>("ggml.scores");
     if (scores.size() != tokens.size())
-      fail(Exit::data, where, ": there are ", tokens.size(), " tokens, and ", scores.size(),
+      fail(Exit::data, where, ": there are ", tokens.size(), " tokens, but ", scores.size(),
            " scores");
     if (std::ranges::any_of(scores, [](float x) { return !std::isfinite(x); }))
       fail(Exit::data, where, ": tokenizer.ggml.scores has a score that is not finite");

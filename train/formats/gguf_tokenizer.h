@@ -1,4 +1,4 @@
-// Tokenizers in the metadata of GGUF files (the keys tokenizer.*). No LibTorch header.
+// Tokenizers in the metadata of GGUF files (the keys tokenizer.*). Includes no LibTorch header.
 #pragma once
 
 #include <string>
@@ -9,18 +9,18 @@
 
 namespace lathe {
 
-/// Appends a BPE to the metadata, with a token for each id of the model's vocabulary. Throws
-/// Exit::usage where GGUF has no name for the way in which the tokenizer splits text.
+/// Appends a BPE tokenizer to the metadata, with a token for each id of the model's vocabulary.
+/// Throws Exit::usage if GGUF has no name for the way in which the tokenizer splits text.
 void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMetadata& metadata);
 
-/// Reads a file's tokenizer, chat template and special tokens. Supports the tokenizer.ggml.model
-/// "gpt2" with a way to split text that add_gguf_tokenizer() writes, and "llama", which is
-/// SentencePiece. The merges of "llama" are all pairs of tokens whose concatenation is a token, in
-/// the order of the scores of these tokens. Throws Exit::data with what is wrong, or what this
-/// build does not support.
+/// Reads a file's tokenizer, chat template and special tokens. Supports two values of
+/// tokenizer.ggml.model: "gpt2", for the ways of splitting text that add_gguf_tokenizer() writes,
+/// and "llama", which is SentencePiece. The merges of "llama" are all pairs of tokens whose
+/// concatenation is a token, in the order of the scores of the concatenations. Throws Exit::data if
+/// the tokenizer is invalid or not supported by this build.
 Tokenizer read_gguf_tokenizer(const GGUFFile& file);
-/// Reads only the chat templates and the names of the special tokens. A special token whose id the
-/// file lacks counts as not in use. Throws Exit::data for a value that is invalid.
+/// Reads only the chat templates and the names of the special tokens. The name of a special token
+/// is empty if the file has no id for it. Throws Exit::data for a value that is invalid.
 TokenizerSettings read_gguf_settings(const GGUFFile& file);
 
 }  // namespace lathe

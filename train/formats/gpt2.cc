@@ -8,7 +8,7 @@ ModelKeys read(ConfigKeys& c, int64_t most) {
   const int64_t channels = c.whole("n_embd", 1, 100000);
   c.only("n_inner", {4 * channels});
 
-  // These are names of the same formula.
+  // All three names stand for the same formula.
   c.only("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
   c.only("layer_norm_epsilon", {1e-5});
   c.only("scale_attn_weights", {true});
@@ -90,7 +90,7 @@ Family gpt2_family() {
        .gguf_wide = true},
       {.ours = "head.weight", .theirs = "lm_head.weight", .gguf = "output.weight"}};
 
-  // transformers' Conv1D has weights [inputs, outputs].
+  // In transformers, the linear layers are Conv1D, whose weights are [inputs, outputs].
   const auto add = [&](const std::string& ours, const std::string& theirs, const std::string& gguf,
                        bool product) {
     f.tensors.push_back({.ours = ours + ".weight",
@@ -111,7 +111,7 @@ Family gpt2_family() {
   add("blocks.#.mlp.up", "h.#.mlp.c_fc", "blk.#.ffn_up", true);
   add("blocks.#.mlp.down", "h.#.mlp.c_proj", "blk.#.ffn_down", true);
 
-  // Older files have the causal masks.
+  // Older files hold the causal masks.
   f.buffers = {"h.#.attn.bias", "h.#.attn.masked_bias"};
 
   f.read = read;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t most_config = uint64_t{16} << 20;
 
-/// Returns the family of a config.json, and its keys of [model].
+/// Returns the family of a folder's config.json, and the keys of [model] that correspond to it.
 std::pair<const Family*, ModelKeys> read_config(const fs::path& folder, int64_t block_size,
                                                 const std::vector<std::string>& ignored) {
   const std::string where = (folder / "config.json").string();
@@ -31,7 +31,7 @@ std::pair<const Family*, ModelKeys> read_config(const fs::path& folder, int64_t 
   pass_common_keys(keys);
   ModelKeys values = family.read(keys, block_size);
   for (const std::string& key : ignored) keys.ignore(key);
-  // Keys that nobody read may change what the model computes, so this refuses them.
+  // A key that was not read may change what the model computes, so reject the file.
   keys.finish();
   return {&family, std::move(values)};
 }
@@ -83,7 +83,7 @@ void HuggingFaceFolder::check_tensors() const {
 
     std::vector<int64_t> wanted = p.parameter.sizes().vec();
     if (source.transposed) std::reverse(wanted.begin(), wanted.end());
-    // A shorter context uses the first positions of a table.
+    // A shorter context uses the first rows of the position embeddings.
     const bool cut =
         p.path == "positions.weight" && entry->shape.size() == 2 && entry->shape[0] > wanted[0];
     if (cut) wanted[0] = entry->shape[0];
@@ -94,7 +94,7 @@ void HuggingFaceFolder::check_tensors() const {
     }
   }
 
-  // The remaining tensors must be known buffers, or a head that is equal to the tied embeddings.
+  // Each remaining tensor must be a known buffer, or a head that is equal to the tied embeddings.
   const bool tied = *model().own.find<bool>("tie_weights");
   for (const std::string& name : files_.names()) {
     if (used.contains(name)) continue;
@@ -111,7 +111,7 @@ void HuggingFaceFolder::check_tensors() const {
     if (head.shape != tokens.shape || head.dtype != tokens.dtype ||
         std::memcmp(head.bytes.data(), tokens.bytes.data(), head.bytes.size()) != 0)
       fail(Exit::checkpoint, where, " differs from \"", tokens.name,
-           "\", and config.json ties them (tie_word_embeddings)");
+           "\", but config.json ties them (tie_word_embeddings)");
   }
 }
 
@@ -122,7 +122,8 @@ at::ScalarType HuggingFaceFolder::dtype(const NamedParameter& p) const {
 at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
   const Source source = source_of(p);
   const TensorEntry& entry = *files_.find(source.name);
-  // The file's pages of earlier tensors must not add up to a second copy in memory.
+  // Release the previous tensor's pages of the file; otherwise all tensors' pages would add up to a
+  // second copy of the model in memory.
   if (last_ != nullptr) files_.release(*last_);
   last_ = &entry;
 
@@ -134,7 +135,7 @@ at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
     files_.release(entry);
   }
   if (source.shift != 0) t = t.to(at::kFloat) - source.shift;
-  // A shorter context uses the first rows of the table of positions.
+  // A shorter context uses the first rows of the position embeddings.
   return t.dim() == 2 ? t.slice(0, 0, p.parameter.size(0)) : t;
 }
 
@@ -152,8 +153,9 @@ fs::path import_hugging_face(const ImportOptions& o) {
 
 namespace {
 
-/// Writes tokenizer.json, tokenizer_config.json and the other settings, and also vocab.json and
-/// merges.txt where these can express the tokenizer.
+/// Writes tokenizer.json, tokenizer_config.json and the files of other settings. Also writes
+/// vocab.json and merges.txt if these can express the tokenizer. Adds the ids of special tokens to
+/// `config`, the contents of config.json.
 void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& config) {
   const BPEDefinition& d = tokenizer.bpe()->definition();
   const Json whole = bpe_to_json(d);
@@ -169,7 +171,7 @@ void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& c
        {std::pair("bos_token", marks.begin), {"eos_token", marks.end}, {"pad_token", marks.pad}}) {
     if (id < 0) continue;
     settings[key] = d.tokens[static_cast<size_t>(id)];
-    // The caller writes config.json after this.
+    // The caller writes config.json after this function returns.
     config[str(key, "_id")] = id;
   }
   if (const auto& ends = tokenizer.settings().config_end_ids; !ends.empty())
@@ -202,7 +204,8 @@ void export_hugging_face(const ExportOptions& o) {
             {"use_cache", true},
             {"bos_token_id", nullptr},
             {"eos_token_id", nullptr},
-            // Without the key some families have a default, which a small vocabulary may lack.
+            // Without the key, transformers uses a default id for some families, which may be
+            // outside of a small vocabulary.
             {"pad_token_id", nullptr}};
   head.update(m.family_config);
 

@@ -11,12 +11,14 @@
 
 namespace lathe {
 
-/// An open Hugging Face folder, with its model in our form. Opening it finds all faults of its
-/// config.json and its tensors, except values that are not finite, and throws Exit::checkpoint.
+/// An open Hugging Face folder, whose model is given in Lathe's form. Opening it throws
+/// Exit::checkpoint for every fault of its config.json and its tensors except values that are not
+/// finite, which tensor() finds.
 class HuggingFaceFolder : public ModelSource {
  public:
-  /// `block_size`: the context to use, 0 for all that the model was made for. Throws Exit::usage
-  /// where the model was made for less. `ignored`: keys of config.json that nothing depends on.
+  /// `block_size`: the context length to use, or 0 for the one that the model was made for. Throws
+  /// Exit::usage if the model was made for a shorter one. `ignored`: keys of config.json that this
+  /// build does not know and that the user asks to ignore.
   explicit HuggingFaceFolder(const fs::path& folder, int64_t block_size = 0,
                              const std::vector<std::string>& ignored = {});
 
@@ -27,10 +29,11 @@ class HuggingFaceFolder : public ModelSource {
   TokenizerSettings settings() const override;
 
  private:
+  /// The tensor of a parameter in the files, and the transformations of its TensorRule.
   struct Source {
     std::string name;
     bool transposed;
-    double shift;  ///< of TensorRule
+    double shift;
   };
   Source source_of(const NamedParameter& parameter) const;
   void check_tensors() const;
@@ -38,24 +41,25 @@ class HuggingFaceFolder : public ModelSource {
   fs::path folder_;
   const Family* family_;
   TensorFiles files_;
-  mutable const TensorEntry* last_ = nullptr;  // that tensor() has read
+  mutable const TensorEntry* last_ = nullptr;  // the entry that tensor() read last
 };
 
-/// Makes a run of a Hugging Face folder, as import_model() does.
+/// Makes a run from a Hugging Face folder by import_model(), and returns its checkpoint.
 fs::path import_hugging_face(const ImportOptions& options);
 
+/// Options of an export in any format.
 struct ExportOptions {
   fs::path run, out;
-  std::string checkpoint = "newest";  ///< as in find_checkpoint
+  std::string checkpoint = "newest";  ///< as find_checkpoint() takes it
   bool average = false;               ///< write the moving average of the weights (optim.ema_decay)
   std::string dtype{};                ///< of matrices: fp32, bf16, fp16; in GGUF also q8_0, q4_0;
                                       ///< empty: as saved
-  std::string chat_template{};        ///< as set_chat_template() takes it; empty: the run's
+  std::string chat_template{};        ///< as set_chat_template() takes it; empty: the run's own
   StopAsked stop{};  ///< called before each tensor; true ends the export with Exit::stopped
 };
-/// Writes a run as a Hugging Face folder, completely or not at all. Throws Exit::usage where the
-/// run's model has no family, the run has adapters, or `out` contains anything, and Exit::busy
-/// where another process writes `out`.
+/// Writes a run as a Hugging Face folder, completely or not at all. Throws Exit::usage if no family
+/// can represent the run's model, the run has adapters, or `out` is not empty, and Exit::busy if
+/// another process is writing `out`.
 void export_hugging_face(const ExportOptions& options);
 
 }  // namespace lathe

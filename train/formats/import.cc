@@ -56,7 +56,7 @@ at::Tensor tensor_of(const TensorEntry& entry) {
 
 void check_finite(const at::Tensor& t, const std::string& where) {
   if (t.numel() == 0) return;
-  const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
+  const auto [least, largest] = at::aminmax(t);  // both are NaN if an element is NaN
   if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>()))
     fail(Exit::diverged, where, " has elements that are not finite");
 }
@@ -65,17 +65,18 @@ void check_vocabulary(const Tokenizer& tokenizer, const fs::path& path, const Mo
   const int64_t vocab_size = *model.own.find<int64_t>("vocab_size");
   if (tokenizer.size() > vocab_size) {
     fail(Exit::data, path.string(), ": the tokenizer has ", tokenizer.size(),
-         " tokens, and the model a vocabulary of ", vocab_size);
+         " tokens, but the model has a vocabulary of ", vocab_size);
   }
 }
 
 namespace {
 
-/// Returns the tokenizer that the options ask for, with the settings of the model; nullopt: none.
+/// Returns the tokenizer that the options ask for, with the settings of the model; nullopt if they
+/// ask for none.
 std::optional<Tokenizer> chosen_tokenizer(const ModelSource& source, const ImportOptions& o) {
   std::optional<Tokenizer> tokenizer;
-  // Read the settings first and outside of the try block: another tokenizer would not help against
-  // their errors.
+  // Check the settings first and outside of the try block, since the remedy that the catch block
+  // adds, another tokenizer, does not help against an error in the settings.
   if (o.tokenizer == "auto") (void)source.settings();
 
   if (o.tokenizer == "auto") {
@@ -88,7 +89,7 @@ std::optional<Tokenizer> chosen_tokenizer(const ModelSource& source, const Impor
   } else if (o.tokenizer != "none") {
     tokenizer = Tokenizer::bpe(o.tokenizer);
     check_vocabulary(*tokenizer, o.tokenizer, source.model());
-    // The weights come with their own settings, whatever file has the tokenizer.
+    // The settings that came with the weights have precedence over those of the given tokenizer.
     TokenizerSettings settings = source.settings();
     settings.fill_from(tokenizer->settings());
     tokenizer->set_settings(std::move(settings));
@@ -117,7 +118,8 @@ fs::path import_model(const ModelSource& source, const ImportOptions& o) {
   config.data.dir = "";
   config.train.batch_size = 1;
   config.train.out_dir = o.out.string();
-  // A saved config has the resolved value, which is end_of_schedule() of the defaults.
+  // A saved config has the resolved value of schedule.min_lr. This is end_of_schedule() of the
+  // defaults.
   config.schedule.min_lr = config.optim.lr / 10;
 
   state.config = config.schema().to_toml(&config, /*comments=*/false);

@@ -10,12 +10,13 @@
 
 namespace lathe {
 
+/// Options of an import from any format.
 struct ImportOptions {
   fs::path folder{}, out{};        ///< `folder`: a Hugging Face folder, or a GGUF file
-  int64_t block_size = 0;          ///< the context to use; 0: the one that the model was made for
-  std::string tokenizer = "auto";  ///< auto: the model's; none; or the path of one
-  std::string chat_template{};     ///< for set_chat_template(); empty: the model's
-  std::vector<std::string> ignored_keys{};  ///< of the model's config; recorded in the run
+  int64_t block_size = 0;          ///< context length; 0: the one that the model was made for
+  std::string tokenizer = "auto";  ///< auto: the model's; none; or the path of a tokenizer
+  std::string chat_template{};     ///< as set_chat_template() takes it; empty: the model's own
+  std::vector<std::string> ignored_keys{};  ///< unknown keys to ignore; recorded in the run
   StopAsked stop{};  ///< called before each tensor; true ends the import with Exit::stopped
 };
 
@@ -32,10 +33,10 @@ class ModelSource {
   virtual at::ScalarType dtype(const NamedParameter& parameter) const = 0;
   /// Returns the values of a parameter in their stored dtype, or in float32 if they are quantized.
   /// If their layout is Lathe's, they are not copied, and are valid as long as this object exists.
-  /// Throws Exit::diverged where one is not finite.
+  /// Throws Exit::diverged if a value is not finite.
   virtual at::Tensor tensor(const NamedParameter& parameter) const = 0;
-  /// Returns the model's tokenizer. Throws Exit::data where this build can't read it, or it has
-  /// more tokens than the model.
+  /// Returns the model's tokenizer. Throws Exit::data if this build can't read it, or if it has
+  /// more tokens than the model's vocabulary.
   virtual Tokenizer tokenizer() const = 0;
   /// Returns the settings that came with the tokenizer, even if tokenizer() throws. Throws
   /// Exit::data if the settings can't be read.
@@ -43,8 +44,9 @@ class ModelSource {
 
  protected:
   ModelSource() = default;
-  /// Sets model() from a model kind and the values of its keys, and parameters() from both. Throws
-  /// Exit::checkpoint, beginning with `where`, for a kind or a value that this build refuses.
+  /// Sets model() from a model kind and the values of its keys, and parameters() from that model.
+  /// Throws Exit::checkpoint, with an error that begins with `where`, for a kind or a value that
+  /// this build refuses.
   void set_model(const std::string& kind, const std::map<std::string, ConfigValue>& values,
                  const std::string& where);
 
@@ -54,18 +56,19 @@ class ModelSource {
   std::vector<NamedParameter> parameters_;
 };
 
-/// Creates a run from a model and returns its only checkpoint, of step 0. Matrices keep their
-/// original dtype and vectors become float32. There is no optimizer state. One tensor at a time is
-/// in memory. `out` is created completely or not at all. Throws Exit::usage if it contains
-/// anything, and Exit::busy if another process writes it.
+/// Creates a run from a model and returns the run's only checkpoint, of step 0. Matrices keep their
+/// original dtype and vectors become float32. There is no optimizer state. Only one tensor at a
+/// time is in memory. `options.out` is created completely or not at all. Throws Exit::usage if it
+/// is not empty, and Exit::busy if another process is writing it.
 fs::path import_model(const ModelSource& source, const ImportOptions& options);
 
-/// Returns an entry of a float dtype as a tensor of its shape; copies it if its bytes are unaligned
-/// for its dtype.
+/// Returns an entry of a float dtype as a tensor of its shape. The tensor shares the entry's
+/// memory, or is a copy if the entry's bytes are not aligned for the dtype.
 at::Tensor tensor_of(const TensorEntry& entry);
-/// Throws Exit::diverged, beginning with `where`, where an element is not finite.
+/// Throws Exit::diverged, with an error that begins with `where`, if an element is not finite.
 void check_finite(const at::Tensor& t, const std::string& where);
-/// Throws Exit::data where a tokenizer, read at `path`, has more tokens than the model.
+/// Throws Exit::data if the tokenizer, which was read from `path`, has more tokens than the model's
+/// vocabulary.
 void check_vocabulary(const Tokenizer& tokenizer, const fs::path& path, const ModelConfig& model);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// The families of the kind "llama": Llama (Touvron et al. 2023) and those that differ from it in a
-// few points, which LlamaVariant lists.
+// The families of the kind "llama": Llama (Touvron et al. 2023) and the families that differ from
+// it only in the points that LlamaVariant lists.
 #include "train/formats/llama_gguf.h"
 #include "train/formats/llama_keys.h"
 
@@ -23,7 +23,7 @@ Family family(const LlamaVariant& variant) {
   const auto add = [&](const std::string& ours, const std::string& theirs,
                        const std::string& gguf_name,
                        TensorRule::Rows rows = TensorRule::Rows::as_they_are) {
-    // Most layers have no bias, and a rule that matches no parameter has no effect.
+    // Add a rule for the bias of every layer: a rule that matches no parameter has no effect.
     for (const char* part : {".weight", ".bias"}) {
       f.tensors.push_back({.ours = "blocks.#." + ours + part,
                            .theirs = "model.layers.#." + theirs + part,
@@ -32,7 +32,8 @@ Family family(const LlamaVariant& variant) {
     }
   };
 
-  // Only the architecture "llama" has the channels of a pair next to each other.
+  // Of GGUF's architectures, only "llama" stores the two channels of a rotary pair next to each
+  // other.
   const bool pairs = variant.gguf_name == "llama";
   using Rows = TensorRule::Rows;
 
@@ -52,7 +53,7 @@ Family family(const LlamaVariant& variant) {
   add_norm("attn.q_norm", "self_attn.q_norm", "attn_q_norm");
   add_norm("attn.k_norm", "self_attn.k_norm", "attn_k_norm");
   add("attn.proj", "self_attn.o_proj", "attn_output");
-  // If branches have norms on their outputs, Hugging Face's files have other names for the norms.
+  // If the branches of a block have norms on their outputs, transformers has other names for norms.
   const bool is_pre = variant.norm_position == "pre";
   add_norm("norm2", is_pre ? "post_attention_layernorm" : "pre_feedforward_layernorm", "ffn_norm");
   if (!is_pre) {
@@ -73,11 +74,11 @@ Family family(const LlamaVariant& variant) {
   f.gguf = [pairs](const AnyConfig& own) {
     if (!pairs && value_of<std::string>(own, "rope_scaling") == "llama3")
       fail(Exit::usage,
-           "GGUF has no form of this architecture for model.rope_scaling = \"llama3\"; export to "
-           "Hugging Face's form (leave --format out)");
+           "GGUF files of this architecture can't hold model.rope_scaling = \"llama3\"; export to "
+           "Hugging Face's format (leave --format out)");
     return llama_gguf(own);
   };
-  // Only the architecture "llama" has the tensor of llama3's scaling.
+  // Of GGUF's architectures, only "llama" has the tensor of llama3's scaling.
   if (pairs) f.gguf_tensors = llama_gguf_tensors;
   f.read_gguf = [variant](ConfigKeys& keys, const GGUFFacts& facts, int64_t most) {
     ModelKeys model = read_llama_gguf(keys, facts, most);

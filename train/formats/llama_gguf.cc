@@ -13,12 +13,12 @@ namespace {
 /// llama3's scaling of rotary angles (the model card of Llama 3.1).
 struct Llama3Scaling {
   double theta;
-  int64_t width;  ///< channels of a head
+  int64_t width;  ///< number of channels of a head
   double factor, low, high;
   int64_t context;  ///< rope_original_context
 };
 
-/// Returns the wavelength of each pair of channels, in tokens.
+/// Returns the wavelength of each rotary pair of channels, in tokens.
 std::vector<double> waves_of(double theta, int64_t width) {
   std::vector<double> waves;
   for (int64_t i = 0; i < width; i += 2)
@@ -27,8 +27,8 @@ std::vector<double> waves_of(double theta, int64_t width) {
   return waves;
 }
 
-/// Returns the divisor of each pair's angle: short waves are unchanged, long ones are slowed by the
-/// factor, and those between are interpolated.
+/// Returns the divisor of each rotary pair's angle: 1 for short wavelengths, `factor` for long
+/// ones, and interpolated between them.
 std::vector<float> divisors_of(const Llama3Scaling& s) {
   std::vector<float> divisors;
   for (const double wave : waves_of(s.theta, s.width)) {
@@ -42,8 +42,9 @@ std::vector<float> divisors_of(const Llama3Scaling& s) {
   return divisors;
 }
 
-/// Returns the scaling that has these divisors, to float32's accuracy; nullopt if none is found.
-/// Only the ratios of context, low and high matter, so low is 1, as in all published models.
+/// Returns a scaling that gives these divisors to float32's accuracy; nullopt if none is found. The
+/// divisors depend only on the ratios of context, low and high, so low is set to 1, its value in
+/// all published models.
 std::optional<Llama3Scaling> scaling_of(const std::vector<float>& divisors, double theta,
                                         double factor) {
   const std::vector<double> waves = waves_of(theta, 2 * std::ssize(divisors));
@@ -84,11 +85,12 @@ std::optional<Llama3Scaling> scaling_of(const std::vector<float>& divisors, doub
   return matches(s) ? std::optional(s) : std::nullopt;
 }
 
-/// llama.cpp multiplies YaRN's attention factor by this.
+/// Returns the number by which llama.cpp multiplies a file's attention factor. A file therefore
+/// holds YaRN's attention factor divided by it.
 float yarn_magnitude(float factor) { return 0.1F * std::log(factor) + 1; }
 
-/// Returns the rope_attention_factor that an export writes as this value: among the adjacent floats
-/// that it writes so, the one with the shortest decimal form.
+/// Returns a model.rope_attention_factor that an export writes as `value`. Several adjacent floats
+/// may be written as the same value; returns the one with the shortest decimal form.
 double attention_factor_of(float value, float factor) {
   const float magnitude = yarn_magnitude(factor);
   float candidate = value * magnitude;
@@ -102,7 +104,7 @@ double attention_factor_of(float value, float factor) {
   return best.empty() ? value * magnitude : std::stod(best);
 }
 
-/// Reads the keys of positions, and rope_freqs.weight.
+/// Sets the keys of rotary positions in `model` from the metadata and from rope_freqs.weight.
 void read_rope_keys(ConfigKeys& c, const GGUFFacts& facts, int64_t width, ModelKeys& model) {
   const auto key = [&](const char* name) { return facts.architecture + ".rope." + name; };
   const double theta = c.real(key("freq_base"), 10000.0);
@@ -153,12 +155,12 @@ void read_rope_keys(ConfigKeys& c, const GGUFFacts& facts, int64_t width, ModelK
 GGUFMetadata llama_gguf(const AnyConfig& own) {
   const auto window = value_of<int64_t>(own, "sliding_window");
   if (window > 0 && window < value_of<int64_t>(own, "block_size"))
-    fail(Exit::usage, "GGUF has no form that this build writes for model.sliding_window = ", window,
-         "; export to Hugging Face's form (leave --format out)");
+    fail(Exit::usage, "this build can't write GGUF files with model.sliding_window = ", window,
+         "; export to Hugging Face's format (leave --format out)");
 
   if (value_of<std::string>(own, "rope_scaling") == "yarn" && !value_of<bool>(own, "rope_truncate"))
     fail(Exit::usage,
-         "GGUF has no key for model.rope_truncate = false; export to Hugging Face's form (leave "
+         "GGUF has no key for model.rope_truncate = false; export to Hugging Face's format (leave "
          "--format out)");
 
   const auto size = [&](const char* key) {
@@ -227,11 +229,11 @@ ModelKeys read_llama_gguf(ConfigKeys& c, const GGUFFacts& facts, int64_t most) {
                   {"norm_eps", c.real(key("attention.layer_norm_rms_epsilon"))},
                   {"tie_weights", facts.tied}};
 
-  // Any other value would change the computation.
+  // Any other value of these keys would change the computation.
   c.only(key("attention.value_length"), {width});
   c.only(key("expert_count"), {0});
   c.only(key("attention.causal"), {true});
-  c.only(key("tensor_data_layout"), {"Meta AI original pth"});  // the pairs of rotary channels
+  c.only(key("tensor_data_layout"), {"Meta AI original pth"});  // adjacent rotary pairs
   if (c.has(key("attention.sliding_window")) &&
       c.whole(key("attention.sliding_window"), 0, int64_t{1} << 40) < context)
     c.refuse(key("attention.sliding_window"),

@@ -14,9 +14,9 @@ GGUFMetadata llama_gguf(const AnyConfig& own);
 /// (Family::gguf_tensors): for a model with llama3's scaling, rope_freqs.weight, the divisor of the
 /// angle of each pair of rotary channels; for others, none.
 std::vector<std::pair<std::string, std::vector<float>>> llama_gguf_tensors(const AnyConfig& own);
-/// Returns the keys of [model] for the metadata and tensors that llama_gguf() and
-/// llama_gguf_tensors() write, except qkv_bias and qk_norm, which depend on the family and which
-/// the caller sets. `most` is the wanted context, or 0 for that of the file. Throws the errors of
+/// Returns the keys of [model] for a file's metadata and tensors: the inverse of llama_gguf() and
+/// llama_gguf_tensors(). Leaves out qkv_bias and qk_norm, which depend on the family; the caller
+/// sets them. `most` is the wanted context length, or 0 for that of the file. Throws the errors of
 /// ConfigKeys and context_of().
 ModelKeys read_llama_gguf(ConfigKeys& keys, const GGUFFacts& facts, int64_t most);
 

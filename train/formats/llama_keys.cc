@@ -14,7 +14,8 @@ std::optional<int64_t> optional(bool may_lack, int64_t value) {
   return may_lack ? std::optional(value) : std::nullopt;
 }
 
-/// Returns a softcap: `otherwise` if the key is absent, and 0, which means no cap, if it is null.
+/// Returns a softcap: `otherwise` if the key is absent, and 0, which means no cap, if the key is
+/// null.
 double read_softcap(ConfigKeys& c, const char* key, double otherwise) {
   const bool is_null = c.is_null(key);
   const double cap = c.real(key, is_null ? 0 : otherwise);
@@ -31,7 +32,7 @@ void read_gemma(const LlamaVariant& variant, ConfigKeys& c, ModelKeys& model) {
   c.pass({"hidden_act", "cache_implementation"});
   model["activation"] = std::string("gelu");
   model["scale_embeddings"] = true;
-  // In [model], 0 stands for the head dimension.
+  // model.query_pre_attn_scalar = 0 stands for the head dimension.
   const int64_t scalar = c.whole("query_pre_attn_scalar", 1, 1000000, 256);
   const bool is_width = scalar == std::get<int64_t>(model.at("head_dim"));
   model["query_pre_attn_scalar"] = is_width ? 0 : static_cast<double>(scalar);
@@ -102,7 +103,7 @@ ModelKeys read_llama(const LlamaVariant& variant, ConfigKeys& c, int64_t most) {
                   {"qk_norm_over", variant.qk_norm == "none" ? "head" : variant.qk_norm},
                   {"tie_weights", c.flag("tie_word_embeddings", variant.tie_weights)}};
 
-  // These keys must have one of the values below, because another would change the computation.
+  // The following keys must have one of the given values, because others change the computation.
   if (variant.is_gemma) {
     read_gemma(variant, c, model);
   } else {
@@ -117,7 +118,7 @@ ModelKeys read_llama(const LlamaVariant& variant, ConfigKeys& c, int64_t most) {
 }
 
 std::optional<Json> write_llama(const LlamaVariant& variant, const AnyConfig& own) {
-  // If this family does not fit, the caller tries the others.
+  // If this family does not fit, the caller tries the next one.
   if (!variant.exported || !represents(variant, own)) return std::nullopt;
 
   const auto size = [&](const char* key) { return value_of<int64_t>(own, key); };

@@ -5,12 +5,13 @@
 
 namespace lathe {
 
-/// Writes a run as `out`/model.onnx, in float32 and with a free batch dimension. A model of
-/// examples takes raw inputs and gives what `lathe predict` does (train/formats/onnx_examples.h). A
-/// model of tokens takes "ids", int64 [batch, time], and gives "logits", float32 [batch, time,
-/// vocabulary]; a BPE is written beside it as tokenizer.json, and the metadata have any other
-/// tokenizer. The folder is created completely or not at all. Throws Exit::usage for a kind of
-/// model or a task without a form in ONNX, for adapters, and for a dtype or chat template.
+/// Writes a run as `out`/model.onnx, in float32 and with a dynamic batch dimension. A model of
+/// examples takes raw inputs and returns what `lathe predict` writes
+/// (train/formats/onnx_examples.h). A model of tokens takes "ids", int64 [batch, time], and returns
+/// "logits", float32 [batch, time, vocabulary]. A BPE tokenizer is written to `out`/tokenizer.json;
+/// any other tokenizer is described in the file's metadata. The folder is created completely or not
+/// at all. Throws Exit::usage for a kind of model or a task that this build can't write as ONNX,
+/// for adapters, and if the options set a dtype other than fp32 or a chat template.
 void export_onnx(const ExportOptions& options);
 
 }  // namespace lathe

@@ -9,7 +9,7 @@ namespace {
 
 using Ints = std::vector<int64_t>;
 
-/// Returns the type in which raw inputs are normalized. `lathe predict` uses float64, which numbers
+/// Returns the type in which raw inputs are normalized. `lathe predict` uses float64, which columns
 /// such as years need. Float32 is enough for pixels, and more programs support it.
 OnnxType raw_type(const ExampleEncoding& e) {
   bool is_enough = e.input_sizes.size() >= 3;
@@ -20,14 +20,15 @@ OnnxType raw_type(const ExampleEncoding& e) {
   return is_enough ? OnnxType::f32 : OnnxType::f64;
 }
 
-/// Returns the column's name, or its number from 1 where the table has no header line.
+/// Returns the column's name, or its number, counted from 1, if the table has no header line.
 std::string shown_name(const TableFormat& table, size_t column) {
   const std::string& name = table.columns[column].name;
   return name.empty() ? std::to_string(column + 1) : name;
 }
 
-/// Adds the columns of a table as they enter a model: numbers with what fills empty cells, and an
-/// input for each value of a text column. Returns [batch, width].
+/// Adds the graph inputs for a table, and encodes its columns: fills the empty cells of numeric
+/// columns, and converts text columns to one-hot vectors. Returns the name of the result, [batch,
+/// width].
 std::string add_table(OnnxGraph& graph, const TableFormat& table, OnnxType type) {
   std::vector<double> fills;
   Json numbers = Json::array(), texts = Json::array();
@@ -57,7 +58,8 @@ std::string add_table(OnnxGraph& graph, const TableFormat& table, OnnxType type)
   }
   if (texts.empty()) return input;
 
-  // The inputs of the model have the order of the columns: runs of numbers between text columns.
+  // The model takes the columns in the order of the table, so put the runs of numeric columns
+  // between the text columns.
   std::vector<std::string> parts;
   Ints run;
   int64_t number = 0, text = 0;
@@ -75,7 +77,7 @@ std::string add_table(OnnxGraph& graph, const TableFormat& table, OnnxType type)
       continue;
     }
     end_run();
-    // A value that no training example has is an error, as in `lathe predict`.
+    // zeros = 0 makes a value that no training example has an error, as in `lathe predict`.
     const std::string cells = take("texts", graph.add_integers("column", {text++}, {}));
     const std::string encoded =
         graph.add_node("ai.onnx.ml.OneHotEncoder", {cells},
@@ -135,7 +137,7 @@ void add_example_outputs(OnnxGraph& graph, const ExampleEncoding& e, bool classi
     return;
   }
 
-  // In float64, since float32 loses digits if the mean is far above the deviation.
+  // Use float64, since float32 loses digits if the mean is far above the standard deviation.
   const OnnxType type = OnnxType::f64;
   const std::string scale = graph.add_numbers("target_scale", type, e.targets.scale, {e.outputs}),
                     mean = graph.add_numbers("target_mean", type, e.targets.mean, {e.outputs}),

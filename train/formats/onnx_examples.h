@@ -1,5 +1,5 @@
-// The inputs and outputs of an ONNX file for examples, as `lathe predict` reads and writes them. No
-// LibTorch header.
+// The inputs and outputs of an ONNX file for a model of examples, as `lathe predict` reads and
+// writes them. Includes no LibTorch header.
 #pragma once
 
 #include <string>
@@ -9,20 +9,20 @@
 
 namespace lathe {
 
-/// Adds the inputs of a model, and their normalization. They are raw, as `lathe prepare` reads
-/// them:
+/// Adds the inputs of a model, and their normalization. The inputs are raw values, as `lathe
+/// prepare` reads them:
 ///   input [batch, ...]: float32 for examples of three or more dimensions (images) whose means are
-///     below 1000 deviations, else float64; for a table, its numeric columns [batch, columns],
-///     where NaN is an empty cell
+///     below 1000 standard deviations, else float64; for a table, its numeric columns [batch,
+///     columns], where NaN is an empty cell
 ///   texts [batch, columns], strings: the text columns of a table, if it has any
-/// The metadata names the columns. Returns the name of the normalized examples, float32 [batch,
-/// ...] of the encoding's sizes.
+/// The names of the columns are written to the metadata. Returns the name of the normalized
+/// examples, float32 [batch, ...] with the encoding's input_sizes.
 std::string add_example_inputs(OnnxGraph& graph, const ExampleEncoding& encoding);
 
-/// Adds the outputs of a model from y float32 [batch, outputs]:
+/// Adds the outputs of a model whose result is `y`, float32 [batch, outputs]:
 ///   for a classification, class int64 [batch] and probabilities float32 [batch, classes]
 ///   for a regression, prediction float64 [batch, outputs], in the units of the data
-/// The metadata names the classes.
+/// The names of the classes are written to the metadata.
 void add_example_outputs(OnnxGraph& graph, const ExampleEncoding& encoding, bool classifies,
                          const std::string& y);
 

@@ -21,12 +21,13 @@ std::string varint(uint64_t value) {
   return bytes + static_cast<char>(value);
 }
 
-// Fields of a message: a tag with the field's number and the kind of its value, and the value.
+// The functions below encode a field of a message: a tag, which holds the field's number and the
+// kind of its value, and the value.
 
 std::string integer_field(uint64_t number, int64_t value) {
   return varint(number << 3) + varint(static_cast<uint64_t>(value));
 }
-/// Returns what is before the bytes of a text, or of a message within another.
+/// Returns the tag and the length that precede the bytes of a text or of a nested message.
 std::string bytes_tag(uint64_t number, uint64_t length) {
   return varint(number << 3 | 2) + varint(length);
 }
@@ -39,7 +40,7 @@ std::string float_field(uint64_t number, float value) {
   return varint(number << 3 | 5) + std::string(bytes, sizeof value);
 }
 
-/// Returns an AttributeProto.
+/// Returns the fields of an AttributeProto.
 std::string attribute(const OnnxAttribute& a) {
   // Each type of value has its own field, and its own number in AttributeProto.AttributeType (field
   // 20).
@@ -63,7 +64,7 @@ std::string attribute(const OnnxAttribute& a) {
   return bytes_field(1, a.name) + std::visit(Value{}, a.value);
 }
 
-/// Returns a ValueInfoProto.
+/// Returns the fields of a ValueInfoProto.
 std::string value_info(const std::string& name, OnnxType type, const std::vector<OnnxDim>& dims) {
   std::string shape;
   for (const OnnxDim& dim : dims) {
@@ -159,8 +160,8 @@ void OnnxGraph::write(const fs::path& path) const {
   const auto bytes_of = [](const Constant& c) {
     return c.own.empty() ? c.bytes : std::as_bytes(std::span(c.own));
   };
-  // A message begins with its length, so the lengths of all constants must be known before the
-  // first byte is written.
+  // The length of the graph's message comes before its contents, so the lengths of all constants
+  // must be known first.
   std::vector<std::string> heads;
   const std::string begin = nodes_ + bytes_field(2, "lathe") + values_;
   uint64_t length = begin.size();
@@ -183,7 +184,7 @@ void OnnxGraph::write(const fs::path& path) const {
 
   if (model.size() + length > std::numeric_limits<int32_t>::max())
     fail(Exit::usage, "the model takes ", format("%.1f", static_cast<double>(length) / 1e9),
-         " GB, and a file of ONNX holds 2 GiB at most; export it to Hugging Face's form or GGUF");
+         " GB, but an ONNX file holds at most 2 GiB; export it to Hugging Face's format or GGUF");
 
   OutputFile out(path, OutputFile::Open::create);
   out.write(model);

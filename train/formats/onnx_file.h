@@ -1,10 +1,11 @@
-// ONNX files: a graph that is built node by node, and its protobuf. No LibTorch header.
+// ONNX files: a graph that is built node by node, and its encoding as protobuf. Includes no
+// LibTorch header.
 //
-// The wire format of protobuf is written here, and not by libonnx or libprotobuf. A graph needs ten
-// messages with fields of three kinds, which is less code than the use of the generated classes;
-// and a process can hold one version of libprotobuf only, which programs that link Lathe may need
-// themselves. Sources: onnx.proto of ONNX 1.12 (IR version 8), and "Encoding" in protobuf's
-// documentation.
+// This code writes protobuf's wire format itself, without libonnx or libprotobuf, for two reasons.
+// A graph needs only ten messages with three kinds of fields, which takes less code than using the
+// generated classes. And a process can hold only one version of libprotobuf, which programs that
+// link Lathe may need themselves. Sources: onnx.proto of ONNX 1.12 (IR version 8), and "Encoding"
+// in protobuf's documentation.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +37,7 @@ struct OnnxAttribute {
 /// A graph of ONNX operators (opset 17 of ai.onnx, 3 of ai.onnx.ml), and its file.
 class OnnxGraph {
  public:
-  /// Declares an input or output of these dimensions.
+  /// Declares an input or output of the graph. The name must be unique.
   void add_input(const std::string& name, OnnxType type, const std::vector<OnnxDim>& dims);
   void add_output(const std::string& name, OnnxType type, const std::vector<OnnxDim>& dims);
   /// Adds a constant tensor of little-endian elements, and returns its name, which is made unique.
@@ -54,8 +55,8 @@ class OnnxGraph {
   std::string add_numbers(const std::string& name, OnnxType type, const std::vector<double>& values,
                           const std::vector<int64_t>& shape);
   /// Adds a node with one output and returns the output's name: `output` or, if that is empty, the
-  /// operator's name, made unique. An operator of ai.onnx.ml is written with that domain, as in
-  /// "ai.onnx.ml.OneHotEncoder". An empty input is an optional one that is left out.
+  /// operator's name, made unique. `op` includes the domain of an operator of ai.onnx.ml, as in
+  /// "ai.onnx.ml.OneHotEncoder". An empty name in `inputs` omits an optional input.
   std::string add_node(const std::string& op, const std::vector<std::string>& inputs,
                        const std::vector<OnnxAttribute>& attributes = {},
                        const std::string& output = "");
@@ -67,15 +68,15 @@ class OnnxGraph {
                                        const std::vector<OnnxAttribute>& attributes = {});
   /// Sets an entry of the model's metadata_props; the text must be UTF-8.
   void set_metadata(const std::string& key, const std::string& text) { metadata_[key] = text; }
-  /// Writes the file durably. Throws Exit::usage for a model of 2 GiB or more, which is beyond
-  /// protobuf.
+  /// Writes the file durably. Throws Exit::usage for a model of 2 GiB or more, which exceeds
+  /// protobuf's limit.
   void write(const fs::path& path) const;
 
  private:
   struct Constant {
     std::string head;  // a TensorProto without its elements
     std::span<const std::byte> bytes;
-    std::string own;  // elements that are not the caller's
+    std::string own;  // a copy of the elements; empty: `bytes` refers to the caller's
   };
   std::string unique(const std::string& name);
   /// Adds a constant with the elements of `own` or, if `own` is empty, those of `bytes`.

@@ -11,7 +11,7 @@ namespace {
 
 using Ints = std::vector<int64_t>;
 
-/// Returns a weight or bias [G H, ...] of G gates with its gates in another order.
+/// Returns a weight or bias [G * H, ...] of G gates with H rows each, with the gates reordered.
 at::Tensor in_order(const at::Tensor& t, const Ints& order) {
   const auto gates = t.chunk(static_cast<int64_t>(order.size()), 0);
   std::vector<at::Tensor> ordered;
@@ -53,7 +53,7 @@ std::string OnnxLayers::wide_linear(const std::string& x, const std::string& pat
 }
 
 std::string OnnxLayers::product(const std::string& x, const std::string& weight_path) {
-  // A weight that is tied to an embedding is stored once.
+  // The graph transposes the weight, so that a weight that is tied to an embedding is stored once.
   const std::string turned =
       graph_.add_node("Transpose", {weight(weight_path)}, {{"perm", Ints{1, 0}}});
   return graph_.add_node("MatMul", {x, turned});
@@ -88,8 +88,8 @@ std::string OnnxLayers::activation(const std::string& x, const std::string& name
   if (name == "tanh") return graph_.add_node("Tanh", {x});
   if (name == "silu") return graph_.add_node("Mul", {x, graph_.add_node("Sigmoid", {x})});
 
-  // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as autograd's Gelu::tanh: the operator Gelu
-  // is of opset 20, which is too new for many programs.
+  // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as in autograd's Gelu::tanh. ONNX's operator
+  // Gelu needs opset 20, which is too new for many programs.
   LATHE_CHECK(name == "gelu", "ONNX: no activation is called ", name);
   const std::string cube = graph_.add_node("Mul", {x, graph_.add_node("Mul", {x, x})});
   const std::string sum = graph_.add_node("Add", {x, scaled(cube, 0.044715)});
@@ -101,7 +101,8 @@ std::string OnnxLayers::activation(const std::string& x, const std::string& name
 std::string OnnxLayers::recurrent(const std::string& x, const std::string& path,
                                   const std::string& cell, int64_t n_layer, int64_t hidden) {
   const bool is_lstm = cell == "lstm";
-  // torch's gates are i, f, g, o and r, z, n; ONNX has i, o, f, c and z, r, h.
+  // PyTorch orders the gates of an LSTM as i, f, g, o and those of a GRU as r, z, n. ONNX has the
+  // same gates in the orders i, o, f, c and z, r, h.
   const Ints order = is_lstm ? Ints{0, 3, 1, 2} : Ints{1, 0, 2};
   std::string h = graph_.add_node("Transpose", {x}, {{"perm", Ints{1, 0, 2}}});
   for (int64_t layer = 0; layer < n_layer; ++layer) {

@@ -12,12 +12,13 @@
 
 namespace lathe {
 
-/// A graph and the weights of a model, which are added to it where a layer needs them. Each
-/// function adds a layer and returns the name of its result. `path`: of the layer in the model.
+/// Adds the layers of a model to a graph. A weight is added as a constant when a layer first needs
+/// it. Each function for a layer takes the name `x` of its input and the path of the layer in the
+/// model, and returns the name of its result.
 class OnnxLayers {
  public:
-  /// Takes the parameters and buffers of the model, on the CPU. `graph` must outlive this object,
-  /// which must outlive the graph's write().
+  /// `state` holds the parameters and buffers of the model, on the CPU. `graph` must outlive this
+  /// object, and this object must exist until graph.write() has returned.
   OnnxLayers(OnnxGraph& graph, const StateDict& state);
 
   OnnxGraph& graph() { return graph_; }
@@ -26,14 +27,14 @@ class OnnxLayers {
   /// Returns the tensor of that path in float32.
   const at::Tensor& tensor(const std::string& path) const { return state_.at(path); }
   /// Adds a tensor of the model as a constant, unless it was added before, and returns its name.
-  /// Returns "" where the model has no such tensor.
+  /// Returns "" if the model has no such tensor.
   std::string weight(const std::string& path);
-  /// Adds a tensor that is computed from the model's.
+  /// Adds a tensor that the caller computed as a constant, and returns its name.
   std::string constant(const std::string& name, const at::Tensor& t);
 
-  /// Adds a Linear for a matrix x [B, C].
+  /// Adds a Linear that is applied to a matrix x [B, C].
   std::string linear(const std::string& x, const std::string& path);
-  /// Adds a Linear for the last dim of x [..., C].
+  /// Adds a Linear that is applied to the last dimension of x [..., C].
   std::string wide_linear(const std::string& x, const std::string& path);
   /// Adds the matrix product x W^T with a weight W [V, C].
   std::string product(const std::string& x, const std::string& weight_path);
@@ -41,7 +42,7 @@ class OnnxLayers {
   std::string batch_norm(const std::string& x, const std::string& path);
   /// Adds a LayerNorm.
   std::string layer_norm(const std::string& x, const std::string& path);
-  /// Adds a Conv2d with the same stride and padding for both dims, and without a bias.
+  /// Adds a Conv2d with the same stride and padding in both dimensions, and without a bias.
   std::string conv(const std::string& x, const std::string& path, int64_t stride, int64_t padding);
   /// Adds an activation: "relu", "gelu" (in its tanh form), "silu" or "tanh".
   std::string activation(const std::string& x, const std::string& name);
@@ -62,15 +63,16 @@ class OnnxLayers {
   std::map<std::string, std::string> added_;
 };
 
-/// A kind of model that ONNX files are written for.
+/// A model kind that can be exported as ONNX.
 struct OnnxKind {
   std::string name;
-  /// Adds the model's layers. `x`: float32 [B, ...] of ModelSizes::input, or ids int64 [B, T].
-  /// Returns the name of the outputs [B, outputs], or logits [B, T, V].
+  /// Adds the model's layers. `x` names the input: float32 [B, ...] with the sizes of
+  /// ModelSizes::input, or token ids int64 [B, T]. Returns the name of the outputs [B, outputs], or
+  /// of the logits [B, T, V].
   std::string (*add)(OnnxLayers& layers, const AnyConfig& config, const ModelSizes& sizes,
                      const std::string& x);
 };
-/// Returns the kinds that ONNX files are written for.
+/// Returns the model kinds that can be exported as ONNX.
 const std::vector<OnnxKind>& onnx_kinds();
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// The kinds of models that ONNX files are written for.
+// The model kinds that can be exported as ONNX.
 #include <limits>
 
 #include "nn/models/convnet.h"
@@ -70,7 +70,7 @@ std::string add_gpt(OnnxLayers& layers, const AnyConfig& any, const ModelSizes& 
   const std::string positions =
       graph.add_node("Slice", {layers.weight("positions.weight"), zero, time});
 
-  // Minus infinity above the diagonal [T, T].
+  // The causal mask [T, T]: minus infinity above the diagonal.
   const std::string never =
       graph.add_numbers("never", OnnxType::f32, {-std::numeric_limits<double>::infinity()}, {});
   const std::string square = graph.add_node("Concat", {time, time}, {{"axis", int64_t{0}}});

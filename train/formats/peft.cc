@@ -23,14 +23,14 @@ constexpr const char* peft_config_file = "adapter_config.json";
 constexpr const char* peft_tensor_file = "adapter_model.safetensors";
 constexpr const char* peft_prefix = "base_model.model.";
 
-/// The parameters of an adapter: our names, and PEFT's.
+/// The parameters of an adapter: the ends of their names in Lathe and in PEFT.
 constexpr std::pair<const char*, const char*> adapter_parts[]{
     {".lora_a", ".lora_A.weight"},
     {".lora_b", ".lora_B.weight"},
     {".lora_m", ".lora_magnitude_vector"}};
 
-/// Returns the name of a layer's module in transformers, and whether its weight is transposed
-/// there; nullopt where the family has no such layer.
+/// Returns the name of a layer's module in transformers, and whether transformers stores its weight
+/// transposed; nullopt if the family has no such layer.
 std::optional<std::pair<std::string, bool>> peft_module_of(const Family& family,
                                                            const std::string& layer) {
   const auto [rule, block] = rule_of(family, layer + ".weight");
@@ -39,7 +39,7 @@ std::optional<std::pair<std::string, bool>> peft_module_of(const Family& family,
   return std::pair(name.substr(0, name.rfind('.')), rule->transposed);
 }
 
-/// The contents of adapter_config.json.
+/// The values that are read from adapter_config.json.
 struct PeftConfig {
   int64_t rank = 0;
   double alpha = 0;
@@ -55,7 +55,7 @@ PeftConfig read_peft_config(const fs::path& folder) {
   const auto type = json_get<std::string>(json, "peft_type", where, Exit::checkpoint);
   if (type != "LORA")
     fail(Exit::checkpoint, where, ": peft_type \"", printable_line(type),
-         "\"; this build reads LORA");
+         "\"; this build reads only LORA");
   if (json.contains("bias") && json["bias"] != "none")
     fail(Exit::checkpoint, where, ": \"bias\" must be none: biases are not part of adapters here");
 
@@ -100,14 +100,14 @@ PeftConfig read_peft_config(const fs::path& folder) {
   PeftConfig c{.rank = json_integer(json, "r", 1, 10000, where, Exit::checkpoint),
                .alpha = json_real(json, "lora_alpha", where, Exit::checkpoint),
                .dora = flag("use_dora")};
-  // The factor of rank-stabilized adapters is alpha / sqrt(r), and ours alpha / r.
+  // Rank-stabilized adapters are scaled by alpha / sqrt(r), but Lathe's are scaled by alpha / r.
   if (flag("use_rslora")) c.alpha *= std::sqrt(static_cast<double>(c.rank));
   if (!(c.alpha > 0) || c.alpha > 1e6)
     fail(Exit::checkpoint, where, ": lora_alpha must be above 0 and at most 1000000");
   return c;
 }
 
-/// The tensors of a folder by our names, and the layers that have some.
+/// The tensors of a PEFT folder by the names of Lathe's parameters, and the layers with adapters.
 struct PeftTensors {
   PeftTensors(const fs::path& folder, const Family& family, Model& shapes)
       : path(folder / peft_tensor_file), file(path) {
@@ -116,7 +116,7 @@ struct PeftTensors {
       const auto module = peft_module_of(family, layer);
       if (!module) return;
       for (const auto& [ours, theirs] : adapter_parts) {
-        for (const char* end : {"", ".weight"}) {  // magnitudes have had both names
+        for (const char* end : {"", ".weight"}) {  // versions of PEFT name magnitudes differently
           const TensorEntry* found = file.find(str(peft_prefix, module->first, theirs, end));
           if (found == nullptr) continue;
           entries[layer + ours] = found;
@@ -163,10 +163,10 @@ struct PeftTensors {
   SafetensorsFile file;
   std::map<std::string, const TensorEntry*> entries;
   std::set<std::string> layers;
-  bool is_default = true;  // the layers are those that adapters have without adapters.layers
+  bool is_default = true;  // whether `layers` is what an empty adapters.layers selects
 };
 
-/// Returns the config of a run of imported adapters.
+/// Returns the config of the run that holds the imported adapters.
 RunConfig imported_config(const RunConfig& base, const PeftConfig& peft, const PeftTensors& tensors,
                           const PeftImport& o) {
   RunConfig config;
@@ -211,7 +211,7 @@ fs::path import_peft(const PeftImport& o) {
     tensors.copy_to(p);
   }
   if (trained.size() != tensors.entries.size())
-    fail(Exit::checkpoint, tensors.path.string(), " has magnitudes, and ", peft_config_file,
+    fail(Exit::checkpoint, tensors.path.string(), " has magnitudes, but ", peft_config_file,
          " does not set use_dora");
 
   RunState state;
@@ -239,7 +239,7 @@ void export_peft(const ExportOptions& o) {
   const AdaptersConfig& adapters = adapters_of(config);
   if (adapters.rank == 0)
     fail(Exit::usage, o.run.string(),
-         " has no adapters, which --format peft writes; take --format hf");
+         " has no adapters, which --format peft writes; use --format hf");
   if (o.average || !o.chat_template.empty())
     fail(Exit::usage,
          "command line: --weights and --chat-template do not apply to --format peft; leave them "

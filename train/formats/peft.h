@@ -6,23 +6,24 @@
 
 namespace lathe {
 
-/// Returns whether a folder holds adapters of PEFT.
+/// Returns whether a folder holds adapters in PEFT's format.
 bool is_peft(const fs::path& folder);
 
+/// Options of import_peft().
 struct PeftImport {
   fs::path folder;   ///< with adapter_config.json
   std::string base;  ///< run or checkpoint of the model that the adapters were trained on
   fs::path out;
   StopAsked stop{};  ///< called before each tensor; true ends the import with Exit::stopped
 };
-/// Makes a run of adapters on a base, with one checkpoint (step 0) and no optimizer state. Returns
-/// the checkpoint. `out` is created completely or not at all. Throws Exit::checkpoint where the
-/// folder holds something other than LoRA or DoRA on linear layers of the base, Exit::diverged
-/// where an element is not finite, and Exit::usage where the base has adapters itself or `out`
-/// contains anything.
+/// Makes a run from a PEFT folder, with one checkpoint (step 0) and no optimizer state. Returns the
+/// checkpoint. `out` is created completely or not at all. Throws Exit::checkpoint if the folder
+/// holds anything other than LoRA or DoRA on linear layers of the base, Exit::diverged if an
+/// element is not finite, and Exit::usage if the base has adapters itself or `out` is not empty.
 fs::path import_peft(const PeftImport& options);
-/// Writes the adapters of a run for PEFT, completely or not at all. Throws Exit::usage where the
-/// run has no adapters, its model has no family, or `options` ask for averages or a chat template.
+/// Writes the adapters of a run as a PEFT folder, completely or not at all. Throws Exit::usage if
+/// the run has no adapters, if no family can represent its model, or if `options` ask for averages
+/// or a chat template.
 void export_peft(const ExportOptions& options);
 
 }  // namespace lathe

@@ -8,7 +8,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the factor by which YaRN scales cosines and sines, or 0 to use the formula of its paper.
+/// Returns the factor by which YaRN scales cosines and sines, or 0 for the formula of YaRN's paper.
 /// As in transformers, DeepSeek's mscale and mscale_all_dim are used only if both are present.
 double yarn_attention_factor(ConfigKeys& rope, double factor) {
   const double given = rope.real("attention_factor", 0), mscale = rope.real("mscale", 0),
@@ -17,7 +17,7 @@ double yarn_attention_factor(ConfigKeys& rope, double factor) {
   return (0.1 * mscale * std::log(factor) + 1) / (0.1 * all * std::log(factor) + 1);
 }
 
-/// Reads the scaling of one object of keys, and returns its type.
+/// Sets the keys of RoPE scaling in `model` from the object `rope`, and returns the scaling's type.
 std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
   // Older files have "type" in place of "rope_type"; some have both.
   const std::string old = rope.text("type", "default"), type = rope.text("rope_type", old);
@@ -35,7 +35,7 @@ std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
     model["rope_original_context"] = rope.whole("original_max_position_embeddings", 1, 100000000);
   } else if (type == "yarn") {
     const int64_t original = rope.whole("original_max_position_embeddings", 1, 100000000, context);
-    // A factor of null stands for the ratio of the contexts.
+    // A factor of null stands for the ratio of the new to the original context length.
     const double factor = rope.real(
         "factor", rope.is_null("factor")
                       ? std::optional(static_cast<double>(context) / static_cast<double>(original))
@@ -56,7 +56,7 @@ std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
   return type;
 }
 
-/// Reads rope_parameters with an object for each type of layer.
+/// Reads rope_parameters that has an object for each type of layer.
 void read_rope_of_types(ConfigKeys both, double theta, double local_theta, int64_t context,
                         ModelKeys& model) {
   ConfigKeys full = both.part("full_attention"), local = both.part("sliding_attention");
@@ -70,7 +70,7 @@ void read_rope_of_types(ConfigKeys both, double theta, double local_theta, int64
   both.finish();
 }
 
-/// Returns the shortest pattern that, repeated, gives these digits.
+/// Returns the shortest pattern whose repetition gives these digits.
 std::string shortest(const std::string& digits) {
   for (size_t period = 1; period < digits.size(); ++period) {
     bool repeats = true;
@@ -92,7 +92,7 @@ std::string zero_at_each(int64_t interval) {
   return std::string(static_cast<size_t>(interval - 1), '1') + "0";
 }
 
-/// Returns a digit for each layer: 1 where it has rotary positions.
+/// Returns a digit for each layer: 1 if it has rotary positions, else 0.
 std::string read_rope_layers(ConfigKeys& c, size_t layers) {
   const int64_t interval = c.whole("no_rope_layer_interval", 1, 1000, 4);
   const std::vector<int64_t> given = c.wholes("no_rope_layers", 0, 1);
@@ -105,7 +105,7 @@ std::string read_rope_layers(ConfigKeys& c, size_t layers) {
   return digits;
 }
 
-/// Returns a digit for each layer: 1 where it would have a window.
+/// Returns a digit for each layer: 1 if it has a window, provided that the model uses windows.
 std::string read_window_layers(const LlamaVariant& variant, ConfigKeys& c, size_t layers,
                                const std::string& rope_layers) {
   const std::vector<std::string> types = c.texts("layer_types");
@@ -116,7 +116,7 @@ std::string read_window_layers(const LlamaVariant& variant, ConfigKeys& c, size_
   if (!types.empty() && types.size() != layers)
     c.refuse("layer_types", str("there must be one for each of ", layers, " layers"));
 
-  // Without a list the family decides.
+  // Without layer_types, the family determines the layers with a window.
   std::string digits = repeated(variant.window_layers, layers);
   const int64_t full = c.whole("max_window_layers", 0, 100000, 28);
   if (variant.counts_full_layers) {
@@ -139,7 +139,7 @@ std::string read_window_layers(const LlamaVariant& variant, ConfigKeys& c, size_
 void read_rope(const LlamaVariant& variant, ConfigKeys& c, int64_t context, ModelKeys& model) {
   const bool together = c.has("rope_parameters");
   ConfigKeys rope = c.part(together ? "rope_parameters" : "rope_scaling");
-  // rope_theta may be a key of config.json itself; the inner one has precedence.
+  // rope_theta may be a key of config.json itself or of the object `rope`, which has precedence.
   const double theta = c.real("rope_theta", variant.rope_theta);
   const double local_theta = variant.has_local_rope ? c.real("rope_local_base_freq", 10000.0) : 0;
   c.only("partial_rotary_factor", {1.0});
@@ -171,7 +171,7 @@ void write_rope(const LlamaVariant& variant, const AnyConfig& own, Json& config)
     scaling["beta_slow"] = real("rope_beta_slow");
     scaling["original_max_position_embeddings"] = size("rope_original_context");
     if (!value_of<bool>(own, "rope_truncate")) scaling["truncate"] = false;
-    // 0 stands for YaRN's formula, which applies where the key is absent.
+    // 0 stands for YaRN's formula, which transformers uses if the key is absent.
     if (real("rope_attention_factor") > 0)
       scaling["attention_factor"] = real("rope_attention_factor");
   }
@@ -215,7 +215,7 @@ void read_layers(const LlamaVariant& variant, ConfigKeys& c, ModelKeys& model) {
             context, "; give --block-size ", window));
   }
 
-  // Leave the key out where it changes nothing: its default, 0, stands for rope_theta.
+  // Leave rope_local_theta out if it changes nothing: its default, 0, stands for rope_theta.
   const auto base = [&](const char* key) { return std::get<double>(model.at(key)); };
   const bool is_same = !model.contains("rope_scaling") && model.contains("rope_local_theta") &&
                        base("rope_local_theta") == base("rope_theta");

@@ -1,5 +1,5 @@
-// The keys of rotary positions and of layers' kinds in config.json, as the families of the kind
-// "llama" have them. No LibTorch header.
+// The keys of config.json, in the families of the kind "llama", for rotary positions and for the
+// layers that have rotary positions or a sliding window. Includes no LibTorch header.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 
 namespace lathe {
 
-/// Reads rope_parameters, or rope_theta and rope_scaling, which transformers wrote before
-/// version 5. `context` is max_position_embeddings.
+/// Sets the keys of rotary positions in `model` from rope_parameters, or from rope_theta and
+/// rope_scaling, which transformers wrote before version 5. `context` is max_position_embeddings.
 void read_rope(const LlamaVariant& variant, ConfigKeys& keys, int64_t context, ModelKeys& model);
 /// Adds rope_theta and rope_scaling to a config.json.
 void write_rope(const LlamaVariant& variant, const AnyConfig& own, Json& config);
 
-/// Reads which layers have rotary positions and a sliding window. Call it after read_rope(), with
-/// n_layer and block_size in `model`. Throws Exit::checkpoint for a window that is shorter than the
-/// context in a family without windows.
+/// Sets the keys in `model` for the layers that have rotary positions or a sliding window. Call it
+/// after read_rope(), with n_layer and block_size in `model`. Throws Exit::checkpoint for a window
+/// that is shorter than the context in a family without windows.
 void read_layers(const LlamaVariant& variant, ConfigKeys& keys, ModelKeys& model);
-/// Adds the keys of layers to a config.json.
+/// Adds the keys that read_layers() reads to a config.json.
 void write_layers(const LlamaVariant& variant, const AnyConfig& own, Json& config);
-/// Returns a digit for each layer of a model: `pattern` repeated.
+/// Returns `pattern` repeated to one digit for each layer of a model.
 std::string digits_of_layers(const AnyConfig& own, const std::string& pattern);
 
 }  // namespace lathe

@@ -17,13 +17,13 @@
 namespace lathe {
 namespace {
 
-/// Returns the context that a config asks for, or 0.
+/// Returns model.block_size if it was given, else 0.
 int64_t wanted_context(const LoadedConfig& loaded) {
   return loaded.origins.contains("model.block_size") ? model_context(loaded.config) : 0;
 }
 
-/// Returns the checkpoints, newest first, that a run may resume or branch from. The weights of the
-/// one that it uses replace those of the source.
+/// Returns the checkpoints, newest first, that a run may resume or branch from. If it uses one, the
+/// checkpoint's weights replace those of the source.
 std::vector<fs::path> own_checkpoints(const RunConfig& config) {
   auto there = list_checkpoints(config.train.out_dir);
   const std::string& resume = config.checkpoint.resume;
@@ -31,8 +31,8 @@ std::vector<fs::path> own_checkpoints(const RunConfig& config) {
   return {find_checkpoint(resume)};
 }
 
-/// Returns the config of a checkpoint; nullopt if it can't be read, which is reported when the run
-/// resumes from it.
+/// Returns the config of a checkpoint; nullopt if it can't be read. The error is reported when the
+/// run resumes from that checkpoint.
 std::optional<RunConfig> readable_config(const fs::path& checkpoint) {
   try {
     return saved_config(read_state(checkpoint), checkpoint);
@@ -112,13 +112,13 @@ void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts
   const int64_t vocab_size = batch_sizes(c).vocab_size;
   if (facts.vocab_size > vocab_size && vocab_size > 0) {
     fail(Exit::data, c.data.dir, " has a vocabulary of ", facts.vocab_size,
-         ", and the weights of train.init_from one of ", vocab_size, remedy);
+         ", but the weights of train.init_from have one of ", vocab_size, remedy);
   }
 }
 
 namespace {
 
-/// Returns whether the run has a checkpoint that knows how its examples are encoded.
+/// Returns whether the run has a checkpoint that records how its examples are encoded.
 bool has_own_encoding(const RunConfig& config) {
   for (const fs::path& own : list_checkpoints(config.train.out_dir)) {
     try {
@@ -152,7 +152,8 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data) {
   if (own.input_sizes != theirs.input_sizes || own.outputs != theirs.outputs ||
       classifies(own) != classifies(theirs)) {
     fail(Exit::data, c.data.dir, " has examples of other sizes or another task than the data that ",
-         source.string(), " was trained on; leave out ", key, ", or prepare the data alike");
+         source.string(), " was trained on; leave out ", key,
+         ", or prepare the data in the same way");
   }
   check_same_meaning(theirs, own, c.data.dir,
                      "; to begin with these weights, the data must have the same classes and "
@@ -162,7 +163,7 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data) {
   const bool is_changed = own.inputs != theirs.inputs || own.targets != theirs.targets;
   if (is_changed && !kept_encoding(data.facts())) {
     fail(Exit::data, c.data.dir, " has other statistics than the data of ", source.string(),
-         ", and too many of them to keep in a checkpoint; prepare both alike");
+         ", and too many of them to keep in a checkpoint; prepare both in the same way");
   }
 }
 

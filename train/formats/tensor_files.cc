@@ -13,7 +13,7 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
   if (!map.is_object() || map.empty())
     fail(Exit::checkpoint, where, ": \"weight_map\" must name the file of each tensor");
 
-  // A name with a separator could lead out of the folder.
+  // Refuse names with a path separator, which could lead out of the folder.
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : map.items()) {
     const bool plain = file.is_string() && file.get_ref<const std::string&>().find_first_of(
@@ -30,7 +30,7 @@ TensorFiles::TensorFiles(const fs::path& folder) {
   const fs::path whole = folder / "model.safetensors",
                  index = folder / "model.safetensors.index.json";
 
-  // A single file needs no index; one beside it is ignored.
+  // A single file needs no index, so ignore an index beside it.
   if (fs::exists(whole)) {
     add(whole);
     return;

@@ -1,5 +1,5 @@
 // The weights of a Hugging Face folder: model.safetensors, or the files that
-// model.safetensors.index.json lists. No LibTorch header.
+// model.safetensors.index.json lists. Includes no LibTorch header.
 #pragma once
 
 #include <map>
@@ -11,11 +11,12 @@
 
 namespace lathe {
 
-/// The mapped files. Each is validated completely. Several files are also validated against the
-/// index; beside a model.safetensors, an index is ignored.
+/// The memory-mapped files of a folder. Each file is validated completely. Several files are also
+/// validated against the index. If there is a model.safetensors, an index is ignored.
 class TensorFiles {
  public:
-  /// Throws Exit::checkpoint with what is missing, or where the index and the files differ.
+  /// Maps the files. Throws Exit::checkpoint if a file is missing or damaged, or if the index and
+  /// the files differ.
   explicit TensorFiles(const fs::path& folder);
   /// Returns the entry of that name, or null. It is valid as long as this object.
   const TensorEntry* find(const std::string& name) const;
@@ -42,8 +43,8 @@ class TensorFiles {
   std::map<std::string, Place> places_;
 };
 
-/// Reads model.safetensors.index.json: the file of each tensor. Throws Exit::checkpoint, beginning
-/// with `where`.
+/// Parses the text of a model.safetensors.index.json, and returns the file name of each tensor.
+/// Throws Exit::checkpoint, with an error that begins with `where`, if the text is not valid.
 std::map<std::string, std::string> parse_index(std::string_view text, const std::string& where);
 
 }  // namespace lathe

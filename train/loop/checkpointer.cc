@@ -5,8 +5,7 @@
 namespace lathe {
 namespace {
 
-/// Throws Exit::diverged on all ranks if a parameter that one of them keeps is not finite. A
-/// collective.
+/// Throws Exit::diverged on all ranks if a parameter on any of them is not finite. A collective.
 void check_finite_on_all(const Session& s, int64_t step) {
   std::string fault;
   try {
@@ -23,7 +22,7 @@ void check_finite_on_all(const Session& s, int64_t step) {
 
 void Checkpointer::save(bool now) {
   newest_ = state_.step;
-  // With each of these, some processes have parameters that the writer does not have.
+  // Under sharding, pipeline and tensor parallelism, the writer does not have all parameters.
   if (session_.shards || session_.stage || world().tensor().size > 1)
     check_finite_on_all(session_, state_.step);
   const bool is_divided = divides_state(session_.optimizer);
@@ -37,7 +36,7 @@ void Checkpointer::save(bool now) {
   FileLengths lengths;
   metrics_.add_lengths(lengths);
   state_.metrics_bytes = lengths.extract("metrics.jsonl").mapped();
-  // A sink that is off keeps its length.
+  // A metrics file that is turned off keeps the length that the state has for it.
   for (const auto& [file, bytes] : lengths) state_.sink_bytes[file] = bytes;
 
   const auto before = [this] {
@@ -48,7 +47,7 @@ void Checkpointer::save(bool now) {
 }
 
 void Checkpointer::save_last(bool now) {
-  // Without progress since the process started, its checkpoint is current.
+  // If no step was made since the newest save, that checkpoint is current.
   if (newest_ != state_.step) save(now);
   saver_.finish();
   world().wait_for_all();

@@ -1,4 +1,4 @@
-// Saves a run: the lengths of its metrics files, its state, and its tensors.
+// Saves a run: its tensors, its state, and the lengths of its metrics files.
 #pragma once
 
 #include "core/io/file.h"
@@ -9,12 +9,13 @@
 
 namespace lathe {
 
+/// Saves the checkpoints of a run on all of its ranks. While it exists, it copies, before each
+/// update of the session, the tensors that a background save has not written yet.
 class Checkpointer {
  public:
-  /// Everything given must outlive it. `lock`: null on a rank that does not write the run folder;
-  /// it saves only its tensors, if the state is divided among ranks. `saved_step`: of the run's
-  /// newest checkpoint, -1 for none. While alive, copies before each update of the session what a
-  /// save in the background has not written yet. A collective.
+  /// All arguments must outlive this object. `lock`: null on a rank that does not write the run
+  /// folder. Such a rank saves only its own tensors, if the state is divided among ranks.
+  /// `saved_step`: the step of the run's newest checkpoint, or -1 if there is none. A collective.
   Checkpointer(const fs::path& run, const FolderLock* lock, Session& session, RunState& state,
                MetricsSinks& metrics, int64_t saved_step)
       : lock_(lock),
@@ -33,11 +34,11 @@ class Checkpointer {
   /// Saves the run after step `state.step`. If `now` is true, returns only when the checkpoint is
   /// on the disk. A collective.
   void save(bool now);
-  /// Does the same unless that step has a checkpoint, and waits for a save in the background. No
-  /// rank returns before the writer is done, since a launcher may kill the writer soon after
-  /// another rank has ended. A collective.
+  /// Calls save() unless that step was saved, and waits for a background save. No rank returns
+  /// before the writer is done, since a launcher may kill the writer soon after another rank has
+  /// ended. A collective.
   void save_last(bool now);
-  /// Waits for a save in the background, and checks that the run folder is still this run's. A
+  /// Waits for a background save, and checks that the run folder still belongs to this run. A
   /// collective.
   void finish();
   /// Returns the step of the newest checkpoint on the disk.

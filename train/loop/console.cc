@@ -64,7 +64,7 @@ void verify_with_progress(const Data& data, const fs::path& folder,
       bytes += static_cast<double>(size);
   }
   ProgressBar bar("checking " + folder.string(), bytes);
-  data.verify([&] {  // asked every 16 MiB
+  data.verify([&] {  // called every 16 MiB
     bar.show(std::min(done, bytes));
     done += 0x1p24;
     return stop && stop();

@@ -39,22 +39,22 @@ std::string layer_of(const std::string& path) {
   return dot == std::string::npos ? path : path.substr(0, dot);
 }
 
-/// Returns true in the first micro-batch, except where backward computes it again.
+/// Returns true in the first micro-batch, except while the backward pass recomputes activations.
 bool is_observed() {
   return mode().training && !mode().is_recomputing && mode().random &&
          mode().random->first_sample == 0;
 }
 
-/// Returns true for an op that ends in an activation whose sign is that of its input: a unit whose
-/// result is not positive is off.
+/// Returns true for an op that ends in an activation function whose result has the sign of its
+/// input. A unit is then off if its result is not positive.
 bool is_activation(std::string_view op) {
   static const std::set<std::string_view> names{"relu",       "gelu", "silu",      "linear_gelu",
                                                 "leaky_relu", "elu",  "hardswish", "mish"};
   return names.contains(op);
 }
 
-/// Returns the share of units that are nowhere above 0. Units are the channels of images, and the
-/// last dim otherwise.
+/// Returns the share of units whose results are nowhere above 0. Units are the channels of images,
+/// and the elements of the last dimension otherwise. The result is a scalar.
 at::Tensor dead_share(const at::Tensor& y) {
   const int64_t units = y.dim() == 4 ? 1 : y.dim() - 1;
   std::vector<int64_t> others;
@@ -70,7 +70,7 @@ std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor&
   at::Tensor t = tensor.detach().to(at::kCPU, at::kFloat).reshape({-1});
   if (t.numel() == 0) return std::nullopt;
 
-  // Only finite values have a range that can be divided.
+  // Leave out values that are not finite, because their range can't be divided into bins.
   if (const at::Tensor finite = at::isfinite(t); !finite.all().item<bool>())
     t = at::masked_select(t, finite);
   if (t.numel() == 0) return std::nullopt;
@@ -108,8 +108,7 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
   session.model->visit(visit);
   const bool has_modules = !order_.empty();
 
-  // A model that does not visit its modules still has layers, which the paths of its parameters
-  // name.
+  // For a model that does not visit its modules, the paths of the parameters name the layers.
   for (size_t i = 0; i < params.size(); ++i) {
     const auto [layer, is_new] = layers_.try_emplace(layer_of(params[i].path));
     if (is_new) order_.push_back(layer->first);
@@ -133,7 +132,8 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
           return Variable();
         Seen& seen = layers_.at(path);
         std::tie(seen.least, seen.largest) = at::aminmax(y.data());  // faster than a norm
-        // A stage of a pipeline runs what precedes the blocks once for each of its parts.
+        // Take only one histogram of a layer: a pipeline stage runs the layers before the blocks
+        // once for each of its parts.
         if (!histograms || std::exchange(seen.has_histogram, true)) return Variable();
         if (auto h = histogram_of("activations/" + path, y.data(), 1))
           activations_.push_back(std::move(*h));
@@ -142,7 +142,7 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
 }
 
 std::vector<LayerStats> LayerStatsCollector::stats() const {
-  // Gradients are those of the scaled loss.
+  // Gradients are those of the scaled loss, so their norms are divided by the loss scale.
   const double scale = session_.optimizer.control().loss_scale;
 
   std::vector<LayerStats> all;
@@ -160,7 +160,7 @@ std::vector<LayerStats> LayerStatsCollector::stats() const {
         grads += std::pow(size_of(p.grad()) / scale, 2);
       }
 
-      // The sampled elements stand for the complete tensor, so their squares are scaled up.
+      // The sampled elements represent the complete tensor, so their sums of squares are scaled up.
       const double share =
           static_cast<double>(p.data().numel()) / static_cast<double>(before_[i].numel());
       const at::Tensor before = before_[i].to(at::kFloat);

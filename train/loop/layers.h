@@ -1,5 +1,5 @@
-// Collects statistics of the layers of a model in one step: norms, the size of the update,
-// activations and histograms.
+// Collects statistics of the layers of a model in one step: norms of weights, gradients and
+// updates, statistics of activations, and histograms.
 #pragma once
 
 #include <map>
@@ -15,29 +15,29 @@
 
 namespace lathe {
 
-/// Construct it before a step and query it afterwards; it changes no bit of the step. A layer is a
-/// module that has trained parameters of its own, or whose result or activation is observed;
-/// results are those of modules that make a ModuleCall. Activations are those of the first
-/// micro-batch. The size of an update is exact for tensors of up to 16384 elements. For larger ones
-/// it is estimated from at most 16384 evenly spaced elements, which needs neither a copy of the
-/// model nor a pass over it.
+/// Collects the statistics of one step. Construct it before the step and query it afterwards; it
+/// changes no bit of the step. A layer is a module that has trained parameters of its own, whose
+/// result is observed, or in which an activation function is observed. Results are observed for
+/// modules that make a ModuleCall, in the first micro-batch. The norm of an update is exact for
+/// tensors of up to 16384 elements. For larger tensors it is estimated from at most 16384 evenly
+/// spaced elements, which needs neither a copy of the model nor a pass over it.
 class LayerStatsCollector {
  public:
-  /// `histograms`: also collects the histograms of the layers' results.
+  /// `histograms`: whether to also collect the histograms of the layers' results.
   LayerStatsCollector(Session& session, bool histograms);
   /// Returns the statistics after the step, in the order of the model.
   std::vector<LayerStats> stats() const;
   /// Returns, after the step, the histograms of every trained weight ("weights/PATH"), of its
-  /// gradient, unscaled ("gradients/PATH"), and of what each layer returned ("activations/LAYER").
-  /// Each has 64 bins between the least and the largest finite value, or one bin if these are
+  /// unscaled gradient ("gradients/PATH"), and of each layer's result ("activations/LAYER"). Each
+  /// histogram has 64 bins between the least and the largest finite value, or one bin if these are
   /// equal. A tensor without finite values is left out.
   std::vector<Histogram> histograms() const;
 
  private:
   struct Seen {
-    std::vector<size_t> params;       // indices into the session's
-    at::Tensor least, largest, dead;  // scalars: range of its result, dead share of its activation
-    bool has_histogram = false;       // of its result
+    std::vector<size_t> params;       // indices into Session::params
+    at::Tensor least, largest, dead;  // scalars: range of the result, dead share of the activation
+    bool has_histogram = false;       // of the result
   };
 
   const Session& session_;

@@ -1,4 +1,4 @@
-// Computes what is due after a step, as a pure function of the step and the config.
+// Determines which actions are due after a step. They depend only on the step and the config.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,11 @@
 
 namespace lathe {
 
+/// The actions that are due after a step.
 struct DueActions {
-  bool last = false;        ///< the run's last step
+  bool last = false;        ///< the step is the run's last
   bool log = false;         ///< write a line of metrics.jsonl
-  bool layers = false;      ///< with statistics of each layer
+  bool layers = false;      ///< include statistics of each layer in that line
   bool histograms = false;  ///< write histograms
   bool evaluate = false, sample = false, save = false;
   bool pause = false;  ///< train.pause_at
@@ -19,7 +20,7 @@ struct DueActions {
   bool needs_results() const { return log || sample || save || evaluate; }
 };
 
-/// Returns what is due once `step` steps are done.
+/// Returns the actions that are due once `step` steps are done.
 inline DueActions due_after(int64_t step, const RunConfig& c) {
   const auto is_due = [&](int64_t every) { return every > 0 && step % every == 0; };
   const bool last = step == c.train.steps;

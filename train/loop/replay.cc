@@ -35,14 +35,14 @@ std::string range_text(const at::Tensor& t) {
   return text + format(" from %.4g to %.4g", t.min().item<double>(), t.max().item<double>());
 }
 
-/// Observes one forward and backward pass, and keeps the first value that is not finite.
+/// Observes one forward and backward pass, and describes the first value that is not finite.
 class Watch {
  public:
   explicit Watch(const std::vector<NamedParameter>& parameters) {
     for (const auto& p : parameters) paths_[p.parameter.edge().node.get()] = p.path;
   }
 
-  std::string first;  ///< the pass of the value and what it is; empty: all were finite
+  std::string first;  ///< description of that value; empty: all values were finite
 
   void check_result(const OpResult& r) {
     std::string path;
@@ -102,10 +102,10 @@ fs::path find_bundle(const fs::path& path) {
        "train.detect_anomaly ends one of several processes");
 }
 
-/// The stacked tensors of a file of micro-batches.
+/// The entries of a file of micro-batches, whose tensors are stacked.
 struct StackedBatches {
   std::vector<at::Tensor> held;
-  std::vector<TensorEntry> entries;  ///< their bytes are those of `held`
+  std::vector<TensorEntry> entries;  ///< refer to the memory of `held`
 
   explicit StackedBatches(const std::vector<Batch>& batches) {
     const auto add = [&](const char* name, auto&& of) {
@@ -124,8 +124,9 @@ struct StackedBatches {
   }
 };
 
-/// Reads a bundle's micro-batches. Throws Exit::checkpoint where their sizes, dtypes or ids are not
-/// those that the run's task needs. Only checks their number for a task that Lathe does not have.
+/// Reads a bundle's micro-batches. Throws Exit::checkpoint if their sizes, dtypes or ids are not
+/// those that the run's task needs. For a task that a program has added, checks only the number of
+/// micro-batches.
 class BundleBatches {
  public:
   BundleBatches(const fs::path& path, const Session& s)
@@ -248,7 +249,7 @@ fs::path write_replay_bundle(const fs::path& run, RunState state, const Session&
     if (!is_divided) throw;
     fault = e.what();
   }
-  // Either all ranks write or none does.
+  // Either all ranks write their files, or none does.
   if (is_divided) {
     for (const std::string& one : world().gather_texts(fault)) {
       if (!one.empty()) fail(Exit::io, one);
@@ -267,7 +268,7 @@ std::string replay(const fs::path& path) {
 
   LoadedConfig saved;
   saved.config = saved_config(state, bundle);
-  // Bits may differ with another number of threads.
+  // Use the run's number of threads, since bits may differ with another number.
   saved.config.train.threads = state.threads;
   saved.config.train.detect_anomaly = false;  // the step must run to its end
   const Task& task = task_of(saved, {.task = state.task});
@@ -286,7 +287,7 @@ std::string replay(const fs::path& path) {
   const auto divisor = static_cast<double>(std::max<int64_t>(learned, 1));
 
   std::string text = str("step ", state.step + 1, " of ", bundle.string(), "\n");
-  // A parameter that is not finite explains all that follows.
+  // If a parameter is not finite before the step, it is the cause, and the step need not run.
   for (const auto& p : session.params) {
     if (bad_elements(p.parameter.data()) > 0)
       return text + str("before the step: the parameter ", p.path, ", ",

@@ -1,8 +1,8 @@
-// Writes a bundle of a step that went wrong: the run's state before it and the data that it saw.
-// Replaying the bundle names the op where the error began.
+// Writes a replay bundle of a step that diverged: the run's state before the step and the step's
+// data. Replaying the bundle names the op with the first value that is not finite.
 //
-// A step that diverged changes nothing, so the state before it and its data can still be saved.
-// With memory.update_in_backward it has changed parameters, and there is no bundle.
+// A step that diverged changes no parameter, so the state before it can still be saved. With
+// memory.update_in_backward, the step may have changed parameters, so no bundle is written.
 #pragma once
 
 #include <string>
@@ -16,8 +16,8 @@ namespace lathe {
 
 /// Returns the micro-batches of step `step` (from 0), on the CPU.
 std::vector<Batch> batches_of_step(const Session& session, const Data& data, int64_t step);
-/// Writes micro-batches as "inputs", "targets" and, where they are defined, "starts", each
-/// [micro-batches, B, ...].
+/// Writes the tensors of micro-batches, stacked: "inputs", "targets" and, if they are defined,
+/// "starts", each [micro-batches, B, ...].
 void write_batches(const fs::path& file, const std::vector<Batch>& batches);
 
 /// Writes RUN/diverged/step-N and removes older bundles of the run. The bundle has the files of a
@@ -27,11 +27,11 @@ void write_batches(const fs::path& file, const std::vector<Batch>& batches);
 fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session,
                              const Data& data, int64_t step);
 
-/// Runs the step of a bundle (or of a run's bundle) again. Returns a text that names the first
-/// value that is not finite, if there is one: a parameter, a gradient, or the result of an op,
-/// which is named by its parameter or else by the last parameter that an op read. Throws
-/// Exit::usage where there is no bundle, and Exit::checkpoint where its files are damaged or its
-/// batches can't be those of its run.
+/// Runs the step of a bundle again. `path` is a bundle, or a run that has one. Returns a text that
+/// names the first value that is not finite, if there is one: a parameter, a gradient, or the
+/// result of an op. An op is identified by the parameter that it reads, or else by the last
+/// parameter that was read before it. Throws Exit::usage if there is no bundle, and
+/// Exit::checkpoint if its files are damaged or its batches can't be those of its run.
 std::string replay(const fs::path& path);
 
 }  // namespace lathe

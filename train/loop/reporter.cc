@@ -14,8 +14,8 @@
 namespace lathe {
 namespace {
 
-/// A rank is reported if it takes more than slow_factor times as long as the median in slow_steps
-/// logged steps in a row.
+/// A rank is reported as slow if it takes more than slow_factor times as long as the median rank in
+/// slow_steps logged steps in a row.
 constexpr double slow_factor = 1.3;
 constexpr int slow_steps = 5;
 
@@ -54,7 +54,7 @@ void StepReporter::report(const StepResult& result, bool write, std::vector<Laye
   restart_step_timer();
   last_report_step_ = state_.step;
 
-  // The state keeps the counters, so that a checkpoint of this step has them.
+  // Copy the counters to the state, so that a checkpoint of this step has them.
   log_skipped_updates(stats);
   state_.updates = stats.updates;
   state_.scaler = stats.scaler;
@@ -108,8 +108,8 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
 }
 
 void StepReporter::keep_failed_step(const Error& e, int64_t failed) const {
-  // With updates in backward, the failed step has already changed some parameters, so that it
-  // can't be replayed.
+  // With updates in backward, the failed step has already changed some parameters, so it can't be
+  // replayed.
   if (session_.config.memory.update_in_backward) throw e;
 
   bool is_written = false;
@@ -121,7 +121,8 @@ void StepReporter::keep_failed_step(const Error& e, int64_t failed) const {
     if (why.code() == Exit::peer_lost) throw;
     log_warn("cannot save the step for `lathe replay`: ", why.what());
   }
-  // A launcher ends the other ranks soon after the first one failed.
+  // Wait for all ranks to finish writing, since a launcher ends all ranks soon after one has
+  // failed.
   world().wait_for_all();
   if (!is_written || !world().is_writer()) throw e;
   fail(Exit::diverged, e.what(), "; `lathe replay ", run_.string(),
@@ -183,8 +184,8 @@ void StepReporter::warn_of_slow_rank(const std::vector<RankStats>& ranks) {
   }
 }
 
-/// Adds the peak of every category of memory if any has changed since the last report. On CPUs
-/// only.
+/// Adds the peaks of all categories of memory if any of them has changed since they were last
+/// written. Does nothing on a GPU.
 void StepReporter::add_memory_peaks(StepMetrics& m) {
   if (session_.device.is_cuda()) return;
   const auto peak = memory_stats().peak;
@@ -197,7 +198,7 @@ void StepReporter::add_memory_peaks(StepMetrics& m) {
 }
 
 void end_diverged(const OptimConfig& config, int64_t step, const char* what, double value) {
-  fail(Exit::diverged, "step ", step, ", the last, diverged: ", what, " ", value,
+  fail(Exit::diverged, "step ", step, ", the last one, diverged: ", what, " ", value,
        diverged_remedy(config));
 }
 

@@ -13,24 +13,26 @@
 
 namespace lathe {
 
+/// Reports the steps of a run, and keeps the counters of its state up to date.
 class StepReporter {
  public:
-  /// Everything given must outlive it. `state`: of the run, after `state.step` steps.
+  /// All arguments must outlive this object. `state` is the state of the run after `state.step`
+  /// steps.
   StepReporter(const Session& session, const Data& data, const fs::path& run, RunState& state,
                MetricsSinks& metrics);
 
-  /// Reads the results of step `state.step` and shows them; with `write`, also adds them to the
-  /// metrics with `layers`. Updates the counters of `state`. Synchronizes a GPU. Throws
-  /// Exit::diverged where the run diverged, with a bundle for `lathe replay` in the run folder.
+  /// Reads the results of step `state.step` and shows them. With `write`, also adds them and
+  /// `layers` to the metrics. Updates the counters of `state`. Synchronizes a GPU. If the run
+  /// diverged, writes a replay bundle to the run folder and throws Exit::diverged.
   void report(const StepResult& result, bool write, std::vector<LayerStats> layers = {});
-  /// Does the same without a line in the metrics, unless the step was reported already.
+  /// Calls report(result, false) unless the step was already reported.
   void report_once(const StepResult& result);
   /// Writes a replay bundle of step `failed` (from 1), which ended with `e` before it changed
   /// anything. Then throws `e` again with a hint at `lathe replay`. With memory.update_in_backward,
-  /// only throws `e`. Called by the rank that writes the run folder, while all others wait in
-  /// read_stats().
+  /// only throws `e`. A collective.
   [[noreturn]] void keep_failed_step(const Error& e, int64_t failed) const;
-  /// Excludes the time since the last report, such as evaluation and saving, from the next step's.
+  /// Excludes the time since the last report, such as that of an evaluation or a save, from the
+  /// time of the next step.
   void restart_step_timer();
 
   /// Returns the meter that computes MFU.
@@ -52,10 +54,10 @@ class StepReporter {
   double units_per_step_, flops_per_unit_;
   MfuMeter mfu_meter_;
   StepLine line_;
-  decltype(MemoryStats::peak) last_reported_peaks_{};  // those in metrics.jsonl
+  decltype(MemoryStats::peak) last_reported_peaks_{};  // last written to metrics.jsonl
   int64_t last_report_step_;
   bool has_warned_of_no_targets_ = false;
-  std::vector<int> slow_in_row_;  // of each rank, the logged steps in a row in which it was slow
+  std::vector<int> slow_in_row_;  // for each rank, the number of consecutive slow logged steps
   Clock::time_point last_report_time_ = Clock::now();
 };
 

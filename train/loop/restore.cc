@@ -16,8 +16,8 @@ void restore_threads(const RunState& saved, const LoadedConfig& loaded, Session&
     const int64_t wanted = loaded.config.train.threads;
     if (wanted > 0 && wanted != saved.threads) {
       log_info("threads   ", origin_of(loaded, "train.threads"), " asks for ", wanted,
-               ", and a resumed run keeps its ", saved.threads, " (--train.threads=", wanted,
-               " changes them, and bits may then differ)");
+               ", but a resumed run keeps its ", saved.threads, " (--train.threads=", wanted,
+               " changes that, and bits may then differ)");
     }
     session.config.train.threads = saved.threads;
     configure_backend(session.device_name, static_cast<int>(saved.threads),
@@ -46,8 +46,9 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
          "); set data.dir to the run's data, or start a new run in another --train.out_dir");
   }
 
-  // With several processes, each sets its own number of threads, which is too small for one alone.
-  // For which models this number does not change bits, see docs/guide/distributed.md.
+  // Do not restore the number of threads of a run of several processes: each process had few, too
+  // few for a single process. docs/guide/distributed.md lists the models whose bits do not depend
+  // on the number of threads.
   if (world().size() == 1 && saved.processes == 1) restore_threads(saved, loaded, session);
   const std::string model = device_model(session.device_name);
   if (saved.isa != cpu_isa() || saved.device_model != model) {
@@ -59,9 +60,9 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
   check_frozen(session.config, session.task, saved, session.run_task.frozen_hash);
   session.load(from.checkpoint, saved);
 
-  // Record the hash of the current data, which may match in another form, for example with more
-  // sources. If the checkpoint is from another run, this run does not have its metrics files and
-  // evaluations.
+  // Keep the hash of the current data: the saved hash may have an older form, which matches too. If
+  // the checkpoint is from another run, reset the lengths of the metrics files and the evaluations,
+  // since this run does not have them.
   const std::string hash = state.data_hash;
   state = saved;
   state.data_hash = hash;

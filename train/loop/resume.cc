@@ -1,6 +1,6 @@
-// A branch is recognized by the path of its origin or by the checksum of its manifest; either
-// is enough. Two configs with the same name in different folders share a default run folder, so
-// state.json stores the config's path relative to the working folder.
+// A branch recognizes the checkpoint that it began from by the checkpoint's path or by the checksum
+// of its manifest; either is enough. Two configs with the same name in different folders have the
+// same default run folder, so state.json stores the config's path relative to the working folder.
 #include "train/loop/resume.h"
 
 #include <algorithm>
@@ -13,8 +13,7 @@
 namespace lathe {
 namespace {
 
-/// Throws Exit::usage if the default run folder is already that of another config: two configs with
-/// the same name in different folders share one.
+/// Throws Exit::usage if the default run folder already belongs to another config of the same name.
 void check_same_config(const LoadedConfig& loaded, const RunState& state) {
   const std::string now = project_path(loaded.path);
   if (loaded.origins.contains("train.out_dir") || state.config_path.empty() ||
@@ -47,7 +46,7 @@ ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there)
       return state.branched_from == fs::weakly_canonical(typed, error).string();
     };
     if (same_words || same_contents() || same_place()) return {newest, std::move(state)};
-    find_checkpoint(typed);  // throws where there is none
+    find_checkpoint(typed);  // throws if there is none
     fail(Exit::usage, run.string(), " already holds ", there.front().filename().string(),
          ", which resuming from ", typed, " would replace; give another --train.out_dir");
   }

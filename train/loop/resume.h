@@ -1,4 +1,4 @@
-// Finds the checkpoint that a run resumes from, and the keys that have changed since.
+// Finds the checkpoint that a run resumes from, and the config keys that have changed since then.
 #pragma once
 
 #include <optional>
@@ -18,13 +18,13 @@ struct ResumePoint {
 };
 
 /// Returns the checkpoint that a run resumes from, as checkpoint.resume selects it, or nullopt for
-/// a new run. A branch prefers its own checkpoints to the one that it began from, which may be gone
-/// by then. Creates and changes nothing. Throws Exit::usage if the run folder belongs to another
-/// run, and Exit::checkpoint if no checkpoint can be used.
+/// a new run. A branch that has checkpoints resumes from its own newest one, so the checkpoint that
+/// it began from may have been deleted. Creates and changes nothing. Throws Exit::usage if the run
+/// folder belongs to another run, and Exit::checkpoint if no checkpoint can be used.
 std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded);
 
 /// Returns the keys that differ between `saved`, the config of a checkpoint of `step`, and `now`.
-/// Omits those that only steer a process: checkpoint.resume, train.threads and train.pause_at.
+/// Omits keys that concern only the process: checkpoint.resume, train.threads and train.pause_at.
 /// Throws Exit::usage if a key that must not change differs.
 std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedConfig& now,
                                          int64_t step);

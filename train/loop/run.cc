@@ -21,14 +21,15 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
       run_(loaded.config.train.out_dir),
       source_(loaded.source) {
   state_.data_hash = data_->hash();
-  // The run may have begun with the weights of another, whose data decides how inputs are encoded.
+  // The run may have begun with the weights of another run, whose data determines how inputs are
+  // normalized.
   if (resume && resume->state.encoding) data_->normalize_as(*resume->state.encoding);
   if (resume)
     restored_ = restore(*resume, loaded, *data_, session_, state_);
   else
     session_.begin(loaded);
 
-  // A checkpoint records what this process trains with.
+  // Checkpoints record the settings and the hardware that this process trains with.
   state_.base_hash = base_hash(loaded.base);
   state_.frozen_hash = session_.run_task.frozen_hash;
   if (session_.scaler) state_.scaler = session_.scaler->state();
@@ -38,7 +39,7 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
   state_.device_model = device_model(session_.device_name);
   state_.config = session_.config.schema().to_toml(&session_.config, /*comments=*/false);
   state_.config_path = project_path(loaded.path);
-  // The data may lack the chat template and the like that came with the weights.
+  // Settings that came with the weights, such as the chat template, may be missing in the data.
   const auto known = resume ? state_.tokenizer : source_tokenizer(loaded);
   state_.tokenizer = data_->facts().tokenizer;
   if (known && state_.tokenizer && *known == *state_.tokenizer) {
@@ -82,7 +83,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   if (state_.sample_due) {
     state_.sample_due = c.train.sample_interval > 0 && !sample(metrics, stop);
     if (state_.sample_due) {
-      // The existing checkpoint lacks the evaluation.
+      // The existing checkpoint does not contain the evaluation.
       if (eval_was_due) checkpoints.save(/*now=*/true);
       return save_and_stop(checkpoints, stop);
     }
@@ -93,7 +94,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
     return finish(checkpoints);
   }
   if (c.train.pause_at > 0 && state_.step >= c.train.pause_at) {
-    // The existing checkpoint lacks the evaluation or the sample.
+    // The existing checkpoint does not record that the evaluation or the sample is done.
     if (was_due) checkpoints.save(/*now=*/true);
     return save_and_stop(checkpoints, stop);
   }
@@ -125,8 +126,8 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
       reporter.report_once(result);
     }
 
-    // Decide together, so that all processes act on the same answer. A sample that a stop cut short
-    // remains due, too.
+    // Ask all processes together, so that all act on the same answer. A sample that a stop cut
+    // short remains due, too.
     bool stopping = stop.agreed();
     if (due.sample) {
       state_.sample_due = stopping || !sample(metrics, stop);
@@ -159,8 +160,8 @@ Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due,
   if (collector && due.histograms) outcome.histograms = collector->histograms();
   return outcome;
 } catch (const Error& e) {
-  // train.detect_anomaly ends a step amid its passes. Other ranks don't know of this, so a replay
-  // bundle would lack their part of the state.
+  // train.detect_anomaly ends a step in the middle of its passes, on one rank only. A replay bundle
+  // would lack the other ranks' parts of the state, so several processes write none.
   if (e.code() != Exit::diverged || world().size() > 1) throw;
   reporter.keep_failed_step(e, state_.step + 1);
 }
@@ -208,7 +209,7 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuMeter& m
           (needs->enough ? "" : "; `lathe plan CONFIG --fit` prints how to make it fit"));
 }
 
-/// Evaluates the model and records the result. Returns false where a stop cut it short.
+/// Evaluates the model and records the result. Returns false if a stop cut the evaluation short.
 bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
   world().note(state_.step, RankPhase::evaluation);
   const ForwardPasses passes(session_);
@@ -220,7 +221,8 @@ bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
   stop.note_progress();
   state_.eval_due = false;
 
-  // A loss that is not finite is never better than another, and any finite one is better than it.
+  // A loss that is not finite never replaces the best loss, but a finite loss replaces it if the
+  // best loss so far is NaN.
   const double loss = result->loss();
   state_.val_loss = loss;
   state_.val_step = state_.step;
@@ -237,19 +239,20 @@ bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
   return true;
 }
 
-/// Throws Exit::diverged if the evaluation after the last step gave a loss that is not finite. Is
-/// called before that step is saved, so that no earlier checkpoint is deleted for unusable weights.
+/// Throws Exit::diverged if the evaluation after the last step gave a loss that is not finite. Call
+/// it before that step is saved, so that no earlier checkpoint is deleted for unusable weights.
 void Run::check_last_validation() const {
   if (state_.val_step == state_.step && !std::isfinite(*state_.val_loss))
     end_diverged(session_.config.optim, state_.step, "validation loss", *state_.val_loss);
 }
 
-/// Draws a sample and records it. Returns false where a stop cut it short.
+/// Generates a sample and records it. Returns false if a stop cut the sample short.
 bool Run::sample(MetricsSinks& metrics, const StopController& stop) const {
   const CompleteParameters complete(session_);
   const bool samples = world().data().rank == 0 && world().pipeline().rank == 0;
   world().note(state_.step, samples ? RankPhase::sample : RankPhase::wait_for_sample);
-  // Ranks that compute layers together must also stop together, which they do after the step.
+  // Tensor ranks run each forward pass together, so none of them may cut the sample short. They
+  // stop after it.
   const bool is_together = world().tensor().size > 1;
   std::string text;
   bool is_cut = false;
@@ -263,7 +266,7 @@ bool Run::sample(MetricsSinks& metrics, const StopController& stop) const {
 
   if (world().any(is_cut)) return false;
   if (text.empty() || !world().is_writer()) return true;
-  log_info("sample    ", printable(text));  // tokens of bytes may not make up valid text
+  log_info("sample    ", printable(text));  // byte tokens may not form valid UTF-8
   metrics.add_sample(state_.step, text);
   return true;
 }

@@ -21,7 +21,7 @@ namespace lathe {
 class Run {
  public:
   /// Makes the model, and restores the state of `resume` if that is given. Throws what
-  /// Session::make_without_values(), begin() and restore() throw.
+  /// Session::make_without_values(), Session::begin() and restore() throw.
   Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume);
 
   const Session& session() const { return session_; }
@@ -31,9 +31,9 @@ class Run {
   /// except that it removes what an interrupted save left.
   Exit report_already_finished() const;
 
-  /// Trains to the end and returns Exit::done, or until a stop and returns Exit::stopped. `lock`:
-  /// of the run folder; null on a rank that does not write it. `needs`: logged at the start;
-  /// nullopt where there is no forecast, such as on a GPU.
+  /// Trains to the end and returns Exit::done, or until a stop and returns Exit::stopped. `lock` is
+  /// that of the run folder; null on a rank that does not write the folder. `needs` are logged at
+  /// the start; nullopt if there is no forecast, for example on a GPU.
   Exit train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs);
 
  private:

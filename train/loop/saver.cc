@@ -65,7 +65,7 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
     return;
   }
 
-  // Weights that are not finite never reach a disk.
+  // Never write weights that are not finite.
   const Timer timer(times_.copy_s);
   check_finite(parameters, state.step, dtype_);
   copy_ = copy_state(parameters, optimizer, dtype_, std::move(copy_));

@@ -1,7 +1,7 @@
-// Saves a run's checkpoints, synchronously or in the background, where a thread writes the state
-// while training continues. PyTorch's torch.distributed.checkpoint.async_save copies the complete
-// state first. On CPUs, CheckpointSaver copies only what is not yet written when an update is about
-// to change it.
+// Saves a run's checkpoints, either synchronously or in the background, where a thread writes the
+// state while training continues. PyTorch's torch.distributed.checkpoint.async_save copies the
+// complete state first. On CPUs, CheckpointSaver copies only the tensors that are not written yet
+// when an update is about to change them.
 #pragma once
 
 #include <functional>
@@ -13,40 +13,41 @@
 
 namespace lathe {
 
+/// Writes the checkpoints of a run.
 class CheckpointSaver {
  public:
   /// `saved_step`: step of the run's newest checkpoint; -1 if there is none.
   CheckpointSaver(fs::path run, const CheckpointConfig& config, int64_t saved_step);
-  /// Waits for a save in progress. Its failure is only a warning here, since another error has
-  /// ended the run by then.
+  /// Waits for a save in progress. If that save failed, only logs a warning, since another error
+  /// has already ended the run.
   ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-  /// Calls `before` (checks of the run folder, the sync of metrics.jsonl), then writes the current
-  /// state of the run. With checkpoint.async_save, and unless `now`, a thread does both, and save()
-  /// returns when everything is copied that can't be written from the memory of training. Then
-  /// before_update() must be called before a parameter or the optimizer's state is changed. At most
-  /// one save is in progress: the next one waits for it. Throws what save_checkpoint() throws;
-  /// errors of the thread are thrown by the next call of save(), saved_step() or wait().
+  /// Calls `before`, which checks the run folder and syncs metrics.jsonl, then writes the current
+  /// state of the run. With checkpoint.async_save, and unless `now` is true, a thread does both. On
+  /// CPUs, the thread reads the live tensors, so before_update() must be called before a parameter
+  /// or the optimizer's state changes. Everything else is copied before save() returns. At most one
+  /// save is in progress: the next one waits for it. Throws what save_checkpoint() throws. Errors
+  /// of the thread are thrown by the next call of save(), saved_step() or wait().
   void save(const RunState& state, const std::vector<NamedParameter>& parameters,
             const Optimizer& optimizer, std::function<void()> before, bool now);
-  /// Copies what a save in progress has not written yet.
+  /// Copies the live tensors that a save in progress has not written yet.
   void before_update();
   /// Returns the step of the newest complete checkpoint.
   int64_t saved_step();
   /// Waits until no save is in progress.
   void wait();
-  /// Does the same, and logs which share of the time since construction saving took.
+  /// Calls wait(), and logs for which share of the time since construction saves delayed training.
   void finish();
 
-  /// Seconds for which saves delayed the caller.
+  /// The number of saves, and the seconds for which they delayed the caller.
   struct Times {
     int64_t saves = 0;
     int64_t waits = 0;   ///< saves that found the previous one still in progress
-    double copy_s = 0;   ///< for saves in the background: checking and copying the state
-    double wait_s = 0;   ///< for saves in progress
-    double write_s = 0;  ///< synchronously
+    double copy_s = 0;   ///< checking and copying the state for background saves
+    double wait_s = 0;   ///< waiting for saves in progress
+    double write_s = 0;  ///< writing synchronously
   };
   const Times& times() const { return times_; }
 
@@ -57,8 +58,8 @@ class CheckpointSaver {
   Retention keep_;
   std::optional<at::ScalarType> dtype_;
   bool async_;
-  int64_t saved_step_, next_step_ = -1;  // next: of the save in progress
-  Snapshot copy_;                        // its thread reads it while a save is in progress
+  int64_t saved_step_, next_step_ = -1;  // next_step_: the step of the save in progress
+  Snapshot copy_;                        // read by the thread of a save in progress
   Times times_;
   Clock::time_point begin_ = Clock::now();
   std::future<void> in_progress_;  // the last member: its destructor waits

@@ -14,7 +14,8 @@
 namespace lathe {
 namespace {
 
-// A signal handler may use these: they are lock-free, and write() is async-signal-safe (POSIX).
+// The signal handler uses these, which is allowed because they are lock-free. It prints by write(),
+// which is async-signal-safe (POSIX).
 std::atomic<int> asked{0}, interrupts{0}, uninterrupted{0};
 std::atomic<int64_t> step_done{0}, step_saved{-1};
 std::atomic<const char*> stops_when{""};
@@ -22,7 +23,7 @@ std::atomic<bool> clears_line{false}, counts_steps{false}, is_silent{false};
 static_assert(std::atomic<int64_t>::is_always_lock_free &&
               std::atomic<const char*>::is_always_lock_free);
 
-/// One line for standard error, put together without allocating.
+/// One line for standard error, composed without allocating memory.
 class Sentence {
  public:
   Sentence() {
@@ -40,7 +41,7 @@ class Sentence {
   void say() {
     if (is_silent) return;
     add("\n");
-    if (::write(STDERR_FILENO, text_.data(), size_) < 0) return;  // nobody reads it
+    if (::write(STDERR_FILENO, text_.data(), size_) < 0) return;  // standard error is closed
   }
 
  private:
@@ -60,10 +61,10 @@ void report_unsaved_steps() {
         .add(saved + 1)
         .add(" to ")
         .add(done)
-        .add(" are lost, the run resumes from step ")
+        .add(" are lost; the run resumes from step ")
         .add(saved);
   else
-    s.add(": nothing but the current step is lost, the run resumes from step ").add(saved);
+    s.add(": only the current step is lost; the run resumes from step ").add(saved);
   s.say();
 }
 

@@ -1,9 +1,9 @@
 // Handles requests to stop a run before its end: signals and train.max_time.
 //
-// Handlers stay until the process ends. SIGHUP acts as SIGTERM. While a checkpoint is written,
-// no signal ends the process. Evaluation and sampling check for a stop between batches and
-// tokens. `train.max_time` leaves at least one step or evaluation per process, so a run always
-// makes progress.
+// The signal handlers stay installed until the process ends. SIGHUP acts as SIGTERM. While a
+// checkpoint is written, no signal ends the process. Evaluations check for a stop between batches,
+// and samples between tokens. train.max_time stops a process only after it has completed a step or
+// an evaluation, so a run that is restarted again and again still makes progress.
 #pragma once
 
 #include <signal.h>
@@ -13,14 +13,15 @@
 namespace lathe {
 
 /// Installs handlers with which SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop. The
-/// handler immediately prints "stopping `when` ..." to standard error, also for a signal that was
-/// blocked until now. A second SIGINT ends the process with exit code 130 and reports which steps
-/// are lost. SIGPIPE is ignored, so output to a closed pipe is dropped. `when` must outlive the
-/// process.
+/// handler immediately prints "stopping `when` ..." to standard error, also for a pending signal
+/// that was blocked until now. A second SIGINT ends the process with exit code 130 and reports
+/// which steps are lost. SIGPIPE is ignored, so output to a closed pipe is dropped. `when` must
+/// outlive the process.
 void install_stop_handlers(const char* when);
-/// While alive, this thread and the processes that it starts block the stop signals. A process that
-/// it starts keeps them blocked, also across exec, until it calls install_stop_handlers() or
-/// unblock_stop_signals(). Until then no signal is lost, and none ends the process.
+/// While alive, this thread and the processes that it starts block the stop signals. Such a process
+/// keeps them blocked, also across exec, until it calls install_stop_handlers() or
+/// unblock_stop_signals(). Until then, signals stay pending: none is lost, and none ends the
+/// process.
 class BlockStopSignals {
  public:
   BlockStopSignals();
@@ -37,10 +38,10 @@ void unblock_stop_signals();
 void silence_stop_messages();
 /// Returns the signal that asked the process to stop, or 0.
 int stop_signal();
-/// Records, for the message of a second SIGINT, the last step that is done and the last one in a
-/// checkpoint (-1: none).
+/// Records the last completed step and the step of the newest checkpoint (-1: none), for the
+/// message of a second SIGINT.
 void note_progress(int64_t step, int64_t saved_step);
-/// Records the last step in a checkpoint. May be called on any thread.
+/// Records the step of the newest checkpoint. May be called on any thread.
 void note_saved(int64_t step);
 
 /// While alive, a second SIGINT prints a message and does not end the process, since a checkpoint

@@ -7,6 +7,7 @@
 
 namespace lathe {
 
+/// Combines the reasons to stop a run.
 class StopController {
  public:
   /// Creates a controller for a limit of `max_time` seconds since the process started (0: no

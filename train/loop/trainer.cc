@@ -17,8 +17,8 @@
 namespace lathe {
 namespace {
 
-/// Checks that all processes train the same run in the same way, before anything is changed: their
-/// bits would differ otherwise.
+/// Checks, before anything is changed, that all processes train the same run with the same code.
+/// Otherwise their results would differ.
 void check_processes_agree(const LoadedConfig& loaded, const Data& data,
                            const std::optional<ResumePoint>& resume) {
   if (world().size() == 1) return;
@@ -29,7 +29,7 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
          "\"auto\"");
   }
 
-  // Threads may differ between machines, and change no bit of Lathe's kernels.
+  // The number of threads may differ between machines: it changes no bit of Lathe's kernels.
   RunConfig config = loaded.config;
   config.train.threads = 0;
   world().check_same("the config", config.schema().to_toml(&config, /*comments=*/false));
@@ -37,7 +37,7 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
   world().check_same("the instruction set", cpu_isa());
   world().check_same("the device", device == "cuda" ? device_model(device) : device);
   world().check_same("the data", data.hash());
-  // A process may read weights that no other one reads.
+  // A process may load weights that no other process loads, so compare checksums of the sources.
   world().check_same("the source of the weights", source_id(loaded));
   world().check_same("the base of the adapters", base_hash(loaded.base));
   world().check_same("the checkpoint", resume
@@ -48,8 +48,8 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
     log_info("exchanges of tensors on GPUs use ", world().use_gpus(loaded.config.dist.backend));
 }
 
-/// Checks that processes agree on the initial values of the weights that several of them have and,
-/// if bits depend on it, on the number of threads.
+/// Checks that processes agree on the initial values of the weights that several of them hold.
+/// Also checks that they agree on the number of threads, if bits depend on it.
 void check_models_agree(const Session& session) {
   if (world().size() == 1) return;
   world().check_same_lines("the model", session.checksums);
@@ -110,7 +110,7 @@ Exit train_here(const LoadedConfig& given, bool verify_data, bool force) {
   return trained.train(lock ? &*lock : nullptr, needs);
 }
 
-/// Returns the checkpoints of the runs whose weights a config begins with.
+/// Returns the checkpoints of the runs that a config takes its weights from.
 std::vector<fs::path> source_checkpoints(const RunConfig& c) {
   std::vector<fs::path> all;
   for (const std::string& name : {c.train.init_from, c.checkpoint.resume, adapters_of(c).base}) {
@@ -130,7 +130,7 @@ Exit train_from_sources(const LoadedConfig& loaded, bool verify_data, bool force
     try {
       return train_here(loaded, verify_data, force);
     } catch (const Error& e) {
-      // Several processes would have to agree on another attempt.
+      // Several processes don't repeat: they would have to agree on another attempt.
       const bool may_repeat = e.code() == Exit::checkpoint && world().size() == 1 && attempt < 5;
       if (!may_repeat || source_checkpoints(loaded.config) == there) throw;
     }
@@ -158,7 +158,8 @@ Exit train(const LoadedConfig& loaded, bool verify_data, bool force) {
   } catch (const std::exception& e) {
     const auto* error = dynamic_cast<const Error*>(&e);
     if (error != nullptr && error->code() == Exit::peer_lost) throw;
-    // All ranks notice an error of the config or too little memory. Only one of them prints it.
+    // An error in the config or a lack of memory is detected by all ranks. Only one of them prints
+    // the error.
     const bool concerns_all =
         error != nullptr && (error->code() == Exit::usage || error->code() == Exit::memory);
     if (!concerns_all) world().report_failure(plain_message(e));

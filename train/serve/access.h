@@ -5,13 +5,13 @@
 
 namespace lathe {
 
-/// Returns whether an address is of this machine alone: localhost, ::1 or 127.0.0.0/8.
+/// Returns whether `host` is a loopback address: localhost, ::1 or an address in 127.0.0.0/8.
 bool is_loopback(const std::string& host);
-/// Returns the name in a Host header in lowercase letters, without its port: "[::1]:80" is "::1".
-/// Names are the same in uppercase (RFC 9110, section 4.2.3).
+/// Returns the name in a Host header in lowercase and without its port: "::1" for "[::1]:80". The
+/// case of a name has no meaning (RFC 9110, section 4.2.3).
 std::string name_of_host(std::string header);
-/// Returns whether a key that a client sent is the right one, in a time that depends on the length
-/// of `given` only.
+/// Returns whether the key `given` that a client sent equals `key`. The time that it takes depends
+/// only on the length of `given`, so that it does not reveal how many characters are right.
 bool equals_key(const std::string& given, const std::string& key);
 
 }  // namespace lathe

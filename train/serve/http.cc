@@ -1,8 +1,8 @@
 // Only this file includes cpp-httplib's header.
 //
-// httplib parses requests and writes answers. It reads and writes through a Connection, because its
-// own handling of sockets can't find out that a client has gone while its request is computed, and
-// has no limit on the time that a request takes to arrive.
+// httplib parses requests and writes answers. It reads and writes through a Connection. Its own
+// handling of sockets does not detect that a client has closed the connection while its request is
+// computed, and does not limit the time that a request takes to arrive.
 #include "train/serve/http.h"
 
 #include <httplib.h>
@@ -43,7 +43,7 @@ class Stream final : public httplib::Stream {
   bool is_writable() const override { return connection_.is_writable(); }
   ssize_t read(char* to, size_t size) override { return connection_.read(to, size); }
   ssize_t write(const char* from, size_t size) override { return connection_.write(from, size); }
-  // Nothing depends on addresses.
+  // The addresses are not used.
   void get_remote_ip_and_port(std::string&, int&) const override {}
   void get_local_ip_and_port(std::string&, int&) const override {}
   int socket() const override { return connection_.socket(); }
@@ -75,7 +75,7 @@ class ConnectionThreads final : public httplib::TaskQueue {
     try {
       std::thread(run).detach();
     } catch (const std::system_error&) {
-      run();  // the system has no more threads
+      run();  // no thread can be started, so serve the connection on this one
     }
   }
   void shutdown() override {
@@ -129,7 +129,8 @@ ApiError error_of_status(int status) {
   }
 }
 
-/// The methods that a path has, in the form of the header Allow; empty: there is no such path.
+/// Returns the methods that a path supports, in the form of the header Allow; "" for an unknown
+/// path.
 std::string methods_of(const std::string& path) {
   static const std::map<std::string, std::string> methods{{"/", "GET, HEAD"},
                                                           {"/health", "GET, HEAD"},
@@ -166,8 +167,8 @@ class HttpServer::Impl final : public httplib::Server {
            " (", errno != 0 ? std::strerror(errno) : "unknown host",
            "); give another --host or --port, such as --port 0 for any free one");
     }
-    // The library lets only 5 connections wait until they are accepted. Listening again changes
-    // that.
+    // httplib lets only 5 connections wait until they are accepted. A second call of listen() sets
+    // another limit.
     constexpr int waiting_connections = 1024;
     if (::listen(svr_sock_, waiting_connections) != 0)
       log_warn("only few connections can wait: ", std::strerror(errno));
@@ -191,7 +192,8 @@ class HttpServer::Impl final : public httplib::Server {
                         [this] { return busy_ == 0; });
       for (const int socket : sockets_) ::shutdown(socket, SHUT_RDWR);
     }
-    // The thread may have only just started, or have ended with an error.
+    // httplib's stop() has no effect before the thread accepts connections. The thread may also
+    // have ended with an error.
     while (!is_running() && !has_ended_) std::this_thread::sleep_for(1ms);
     httplib::Server::stop();
     accepting_.join();
@@ -206,7 +208,8 @@ class HttpServer::Impl final : public httplib::Server {
       const std::lock_guard lock(mutex_);
       sockets_.insert(socket);
     }
-    // The head of a request is short, and the framing of a chunked body is not longer than itself.
+    // The head of a request is short, and the framing of a chunked body is not longer than the
+    // body.
     Connection connection(
         socket, is_stopping_,
         {.bytes = (64 << 10) + 2 * options_.max_body, .seconds = options_.most_seconds});
@@ -267,7 +270,8 @@ class HttpServer::Impl final : public httplib::Server {
     });
   }
 
-  /// Answers a request without a body, and returns true; or checks one that has a body.
+  /// Answers a request without a body and returns true, or checks the headers of a request with a
+  /// body and returns false. Throws ApiError for a request that is not allowed.
   bool route(const Request& request, Response& response) const {
     check_host(request);
     const std::string& path = request.path;
@@ -323,10 +327,10 @@ class HttpServer::Impl final : public httplib::Server {
       throw ApiError(401, "the key is missing or wrong; send the header Authorization: Bearer KEY",
                      "invalid_api_key");
   }
-  /// Throws unless the body is JSON. Pages of other sites may send other types without a CORS
-  /// preflight.
+  /// Throws unless the content type is JSON. Web pages of other sites can send other types without
+  /// a CORS preflight.
   static void check_content_type(const Request& request) {
-    // Types have any case (RFC 9110, 8.3.1).
+    // Media types may have any case (RFC 9110, 8.3.1).
     const std::string type = lowercase(request.get_header_value("Content-Type"));
     if (type.substr(0, type.find_first_of("; \t")) != "application/json")
       throw ApiError(415, "the body must be JSON; send the header Content-Type: application/json",
@@ -380,10 +384,10 @@ class HttpServer::Impl final : public httplib::Server {
     while (!reply->wait_for(poll_time)) {
       if (current->is_gone()) break;
     }
-    // If the client is gone, this drops the request.
+    // If the client is gone, cancel() drops the request.
     const auto whole = current->is_gone() ? std::nullopt : reply->whole();
     reply->cancel();
-    // A client that only closed its side of the connection reads this.
+    // A client that only closed its sending side can still read this answer.
     if (!whole)
       throw ApiError(499, "the client closed its side of the connection", "client_closed");
     response.set_content(*whole, "application/json");
@@ -411,9 +415,9 @@ class HttpServer::Impl final : public httplib::Server {
   std::thread accepting_;
   std::atomic<bool> is_stopping_{false}, has_ended_{false};
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::set<int> sockets_;  // that are open
+  std::set<int> sockets_;  // of open connections
   size_t busy_ = 0;        // requests that are being answered
 };
 

@@ -3,8 +3,8 @@
 
 namespace lathe {
 
-/// The page for chats and completions, a self-contained HTML document: train/serve/page.html, which
-/// CMake converts to a string.
+/// The page for chats and completions, a self-contained HTML document. CMake converts
+/// train/serve/page.html to this string.
 extern const char* const chat_page;
 
 }  // namespace lathe

@@ -22,8 +22,8 @@ size_t count_characters(std::string_view utf8) {
       std::count_if(utf8.begin(), utf8.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-/// Returns a token as a string: its text, or where that is not UTF-8, "bytes:\xe2\x80" as in
-/// OpenAI's completions, so that different tokens have different names.
+/// Returns a token as a string: its text or, if that is not UTF-8, a name such as "bytes:\xe2\x80",
+/// as in OpenAI's completions. Different tokens therefore have different names.
 std::string token_name(const std::string& bytes) {
   if (is_utf8(bytes)) return bytes;
   std::string name = "bytes:";
@@ -42,7 +42,7 @@ Json bytes_json(const std::string& bytes) {
 std::string ShownText::complete(const std::string& bytes, bool is_end) {
   bytes_ += bytes.size();
   held_ += bytes;
-  // After a stop nothing follows that could complete a character.
+  // At the end and after a stop, no further bytes can complete a character, so keep none.
   const size_t kept = is_end || stopped() ? 0 : incomplete_bytes(held_);
   const std::string_view ready(held_.data(), held_.size() - kept);
 
@@ -167,7 +167,7 @@ void Reply::on_end(size_t text, TextEnd end, const std::string& why) {
       break;
   }
 
-  // The other texts of a request that failed are of no use.
+  // If one text of a request fails, the others are not needed.
   if (error_) cancel();
   changed_.notify_one();
 }

@@ -1,4 +1,5 @@
-// The answer to a request: texts that the scheduler fills in, as OpenAI's JSON.
+// The answer to a request: collects the tokens that the scheduler generates, and formats them as
+// OpenAI's JSON.
 #pragma once
 
 #include <atomic>
@@ -22,30 +23,32 @@
 
 namespace lathe {
 
-/// The text of tokens as it may be shown: without what may become a stop, and as UTF-8. Bytes that
-/// are not UTF-8 become U+FFFD.
+/// Converts the bytes of tokens to the text that a client sees. The text is UTF-8: bytes that are
+/// not UTF-8 become U+FFFD. It ends before the first stop string, and the beginning of a possible
+/// stop string is held back.
 class ShownText {
  public:
-  /// None of `stops` is empty.
+  /// `stops` are the stop strings, none of which is empty.
   explicit ShownText(std::vector<std::string> stops) : stop_(std::move(stops)) {}
-  /// Appends a token's bytes. Returns the text that can be shown now, complete characters only.
+  /// Appends a token's bytes. Returns the additional text that can be shown now, which consists of
+  /// complete characters.
   std::string add(std::string_view bytes) { return complete(stop_.feed(bytes), false); }
   /// Returns the index of the character at which the next token begins if it has these bytes. Bytes
   /// that do not belong to a character count as one character each, since add() replaces them.
   size_t next_character(std::string_view bytes) const;
-  /// Returns what was held back, at the end of the text.
+  /// Ends the text, and returns the text that was held back.
   std::string rest() { return complete(stop_.rest(), true); }
-  /// Returns whether a stop was found.
+  /// Returns whether a stop string was found.
   bool stopped() const { return stop_.stopped(); }
-  /// Returns the number of bytes of the tokens that are shown.
+  /// Returns the number of bytes that were not held back as a possible stop string.
   size_t bytes() const { return bytes_; }
 
  private:
   std::string complete(const std::string& bytes, bool is_end);
 
   StopMatcher stop_;
-  std::string held_;                   // the beginning of a character
-  size_t bytes_ = 0, characters_ = 0;  // that are shown
+  std::string held_;                   // the beginning of an incomplete character
+  size_t bytes_ = 0, characters_ = 0;  // bytes(), and the number of characters that are shown
 };
 
 /// Tokens of a choice that become visible together.
@@ -53,43 +56,43 @@ struct ReplyPart {
   /// A token with its score.
   struct Token {
     std::string bytes;
-    std::optional<double> log_probability;  ///< none: the first token of a prompt
+    std::optional<double> log_probability;  ///< nullopt for the first token of a prompt
     std::vector<std::pair<std::string, double>> top;
     size_t offset = 0;  ///< the character of the choice's text at which the token begins
   };
   size_t choice = 0;
   std::string text;
-  std::vector<Token> tokens;  ///< only where the request asks for log probabilities
+  std::vector<Token> tokens;  ///< empty unless the request asks for log probabilities
   std::string finish;         ///< "stop" or "length" in the last part of a choice, else ""
 };
 
-/// A prompt as the model reads it.
+/// A prompt that was encoded for the model.
 struct ReadPrompt {
-  std::string text;  ///< what `echo` repeats
+  std::string text;  ///< the text that the field `echo` repeats
   std::vector<int64_t> ids;
-  bool has_begin = false;  ///< the first id is the tokenizer's begin token, not the request's
+  bool has_begin = false;  ///< whether the first id is a begin token that was added to the prompt
   int64_t max_tokens = 0;
 };
 
 /// The answer. One thread reads it while the scheduler's thread writes it.
 class Reply : public TextReceiver {
  public:
-  /// Choice i continues prompt i / request.n. `chat_end`: the id that ends an answer of a chat; -1
-  /// for a completion. The tokenizer must outlive the answer.
+  /// Choice i continues prompt i / request.n. `chat_end` is the id that ends an answer in a chat,
+  /// or -1 for a completion. The tokenizer must outlive the answer.
   Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const Tokenizer& tokenizer,
         int64_t chat_end, std::string model);
 
   /// Returns the texts to generate, one for each choice.
   std::vector<ServedText> texts() const;
   bool streams() const { return request_.streams; }
-  /// Waits for at most `most` until there is something to read. Returns whether there is.
+  /// Waits, for at most `most`, until there is something to read. Returns whether there is.
   bool wait_for(std::chrono::milliseconds most);
-  /// Returns the new events of a stream, as text/event-stream has them; empty if there are none.
+  /// Returns the new events of a stream in the format text/event-stream; "" if there are none.
   std::string take_events();
   /// Returns whether take_events() has returned the last event.
   bool is_over();
-  /// Returns the answer as one object once all texts have ended, else nullopt. Throws ApiError
-  /// where a text failed.
+  /// Returns the answer as one JSON object if all texts have ended, else nullopt. Throws ApiError
+  /// if a text failed.
   std::optional<std::string> whole();
   /// Drops the texts that have not ended.
   void cancel() { is_cancelled_ = true; }
@@ -103,22 +106,22 @@ class Reply : public TextReceiver {
   struct Choice {
     ShownText shown;
     ShownText whole{
-        std::vector<std::string>()};  // with the prompt's tokens, and whatever follows a stop
-    std::vector<ReplyPart::Token> tokens{};  // that are not in a part yet
-    size_t bytes = 0;                        // of all tokens
-    size_t first = 0;                        // where the first of `tokens` begins
-    bool drops_space = false;                // the first token has a space, but the prompt none
-    bool has_begun = false;                  // a part was made
-    bool is_written = false;                 // a part was written
+        std::vector<std::string>()};  // includes the prompt's tokens and text after a stop string
+    std::vector<ReplyPart::Token> tokens{};  // not in a part yet
+    size_t bytes = 0;                        // of all generated tokens
+    size_t first = 0;                        // byte at which the first of `tokens` begins
+    bool drops_space = false;                // the first token begins with a space, the prompt not
+    bool has_begun = false;                  // whether a part was published
+    bool is_written = false;                 // whether a part was converted to JSON
   };
 
   ReplyPart::Token scored(const TokenScore& score) const;
-  /// Appends a token with its score, which has no offset yet, to a choice.
+  /// Appends a token to a choice, and sets its offset.
   static void append(Choice& choice, ReplyPart::Token token);
-  /// Adds a part of a choice, which begins with the prompt where that is echoed.
+  /// Adds a part to a choice. If the request echoes prompts, the first part begins with the prompt.
   void publish(size_t choice, std::string text, const std::string& finish);
   std::string token_bytes(int64_t id) const { return tokenizer_.piece(id); }
-  /// Returns the object that all events of a stream, or a complete answer, have in common.
+  /// Returns the fields that the events of a stream have in common, or those of a complete answer.
   Json head(bool is_chunk) const;
   Json choice_json(Choice& choice, const ReplyPart& part, bool is_chunk);
   Json chat_logprobs(const std::vector<ReplyPart::Token>& tokens) const;
@@ -133,13 +136,13 @@ class Reply : public TextReceiver {
   const int64_t created_;
   std::atomic<bool> is_cancelled_{false};
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::vector<Choice> choices_;
-  std::deque<ReplyPart> parts_;  // that were not taken
+  std::deque<ReplyPart> parts_;  // not taken by take_events() or whole() yet
   std::optional<ApiError> error_;
-  size_t ended_ = 0;
-  int64_t tokens_ = 0;  // generated
+  size_t ended_ = 0;    // number of texts that have ended
+  int64_t tokens_ = 0;  // number of generated tokens
   bool is_over_ = false;
 };
 

@@ -69,8 +69,8 @@ class Fields {
     const auto found = json_.find(name);
     return found == json_.end() || found->is_null() ? nullptr : &*found;
   }
-  /// Returns a number from `least` to `most`, or `otherwise` if the field is absent. Throws
-  /// ApiError for any other value; so do the functions below.
+  /// Returns a number from `least` to `most`, or `otherwise` if the field is absent. This and the
+  /// following functions throw ApiError for any other value.
   double number(const char* name, double otherwise, double least, double most) {
     const Json* value = find(name);
     if (value == nullptr) return otherwise;
@@ -101,7 +101,7 @@ class Fields {
     return value == nullptr ? "" : value->get<std::string>();
   }
 
-  /// Throws ApiError for each field that was not read above, unless it has no effect.
+  /// Throws ApiError if a field was not read by the functions above, unless it has no effect.
   void refuse_unread_fields() const {
     for (const auto& item : json_.items()) {
       const std::string& name = item.key();

@@ -1,9 +1,9 @@
 // Requests to `lathe serve`, in the form of OpenAI's HTTP interface
-// (https://platform.openai.com/docs/api-reference). No LibTorch header.
+// (https://platform.openai.com/docs/api-reference). Includes no LibTorch header.
 //
-// A field of OpenAI's that changes the answer and is not supported is an error, unless its value
-// asks for nothing (a presence_penalty of 0). Fields that only concern OpenAI's accounts, such as
-// `user`, are ignored. Any other field is an error.
+// A field of OpenAI's interface that changes the answer and is not supported is an error, unless
+// its value has no effect, such as a presence_penalty of 0. Fields that concern only OpenAI's
+// accounts, such as `user`, are ignored. Any unknown field is an error.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,11 @@
 
 namespace lathe {
 
-/// An error that a request is answered with.
+/// An error that is sent as the answer to a request.
 class ApiError : public std::runtime_error {
  public:
-  /// `code` is for programs, `parameter` the field that is wrong; both may be empty.
+  /// `code` identifies the error for programs, and `parameter` is the field that is wrong; both may
+  /// be empty.
   ApiError(int status, const std::string& message, std::string code = "",
            std::string parameter = "")
       : std::runtime_error(message),
@@ -38,7 +39,7 @@ class ApiError : public std::runtime_error {
   std::string code_, parameter_;
 };
 
-/// The prompt of a completion: a text, or ids.
+/// The prompt of a completion: a text, or token ids.
 struct Prompt {
   std::string text;
   std::vector<int64_t> ids;
@@ -48,17 +49,17 @@ struct Prompt {
 /// A request for texts. A completion has at least one prompt, and a chat at least one message.
 struct GenerationRequest {
   bool is_chat = false;
-  std::string model;                  ///< empty: the request names none
+  std::string model;                  ///< empty: the request names no model
   std::vector<Prompt> prompts;        ///< of a completion
   std::vector<ChatMessage> messages;  ///< of a chat
   Sampling sampling{.temperature = 1};
   bool has_seed = false;
   std::optional<int64_t> max_tokens;
-  int64_t n = 1;  ///< texts for each prompt
+  int64_t n = 1;  ///< number of texts for each prompt
   std::vector<std::string> stops;
   bool echoes = false;  ///< a completion's text begins with the prompt
-  /// How many of the likeliest tokens are returned for each position, with log probabilities;
-  /// nullopt: no log probabilities are returned.
+  /// Number of likeliest tokens that are returned, with log probabilities, for each position;
+  /// nullopt: the answer has no log probabilities.
   std::optional<int64_t> top;
   bool streams = false, includes_usage = false;
 };

@@ -7,8 +7,8 @@
 namespace lathe {
 namespace {
 
-/// Prompt tokens after which no further text joins before the next step, so that many long prompts
-/// do not hold up the texts in the batch.
+/// After texts with this many prompt tokens have joined, no further text joins before the next
+/// step. Many long prompts therefore do not hold up the texts that are already in the batch.
 constexpr int64_t prompt_tokens_of_a_step = 1024;
 constexpr std::chrono::milliseconds idle_time(50);
 
@@ -109,7 +109,8 @@ void Scheduler::join(const std::shared_ptr<Request>& request, size_t text) {
 
   BatchText joins{.ids = t.ids, .sampling = t.sampling, .index = t.index};
   if (t.scores_prompt) {
-    // The batch drops this function when the text leaves, so it does not outlive the request.
+    // The batch drops this function when the text leaves, so the function does not outlive the
+    // request.
     joins.on_prompt = [request = request.get(), text, &t](size_t position,
                                                           const at::Tensor& logits) {
       request->receiver->on_prompt(text, position, score_token(logits, t.ids[position], t.top));

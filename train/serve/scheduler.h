@@ -1,5 +1,5 @@
 // Continuous batching: one model continues the texts of many requests as one batch. Requests wait
-// in the order in which they came, and their texts join the batch when others leave it.
+// in the order in which they arrived, and their texts join the batch when others leave it.
 #pragma once
 
 #include <condition_variable>
@@ -20,29 +20,29 @@ namespace lathe {
 struct ServedText {
   std::vector<int64_t> ids;  ///< the prompt, not empty
   Sampling sampling{};
-  uint64_t index = 0;          ///< as in BatchText
-  int64_t max_tokens = 0;      ///< 0: the prompt is only scored
-  bool scores = false;         ///< report log probabilities
-  int64_t top = 0;             ///< likeliest tokens that are reported with them
-  bool scores_prompt = false;  ///< report those of the prompt too, which fits into the context
+  uint64_t index = 0;          ///< BatchText::index
+  int64_t max_tokens = 0;      ///< largest number of new tokens; 0: the prompt is only scored
+  bool scores = false;         ///< report log probabilities of new tokens
+  int64_t top = 0;             ///< number of likeliest tokens to report for each position
+  bool scores_prompt = false;  ///< also score the prompt, which must fit into the context
 };
 
 /// The reason for which a text ended.
 enum class TextEnd {
-  stop,       ///< on_token returned false
-  length,     ///< it has max_tokens
-  cancelled,  ///< nobody waits for it
-  late,       ///< its request took too long
+  stop,       ///< on_token() returned false
+  length,     ///< it has max_tokens tokens
+  cancelled,  ///< its receiver is cancelled
+  late,       ///< its request has passed its deadline
   failed,     ///< the model failed
   shutdown    ///< the server stops
 };
 
-/// What receives the texts of a request. Its functions are called by the thread of
-/// Scheduler::run(), except for is_cancelled().
+/// Receives the texts of a request. All functions are called by the thread of Scheduler::run().
+/// `text` is the index of the text in the request.
 class TextReceiver {
  public:
   virtual ~TextReceiver() = default;
-  /// Receives the score of a prompt's token at `position`, 1 or more.
+  /// Receives the score of the prompt's token at `position`, which is at least 1.
   virtual void on_prompt(size_t text, size_t position, const TokenScore& score) = 0;
   /// Receives a token, with NaN as its log probability unless the text is scored. Returns whether
   /// the text continues.
@@ -59,8 +59,8 @@ struct SchedulerOptions {
   size_t queue = 64;   ///< requests that may wait for a place in the batch
 };
 
-/// The scheduler. Each text is what `generate` makes of it alone, whatever else is in the batch, as
-/// TextBatch describes.
+/// The scheduler. Each text is the one that generate() would return for it alone, whatever else is
+/// in the batch; TextBatch describes to which precision.
 class Scheduler {
  public:
   /// The model must outlive the scheduler.
@@ -74,10 +74,10 @@ class Scheduler {
   /// until its last text has ended.
   Submitted submit(std::vector<ServedText> texts, std::shared_ptr<TextReceiver> receiver,
                    Clock::time_point deadline);
-  /// Generates texts until `stops` returns true. It then accepts no more requests and takes up to
-  /// `grace_s` seconds to complete the others. Remaining texts end with TextEnd::shutdown. `stops`
-  /// is called between tokens, and several times a second while there are no texts. Call run()
-  /// once, on the thread on which the number of CPU threads was set.
+  /// Generates texts until `stops` returns true. Then accepts no more requests, and completes the
+  /// accepted ones for up to `grace_s` seconds. Texts that are not complete by then end with
+  /// TextEnd::shutdown. `stops` is called between tokens, and several times a second while there
+  /// are no texts. Call run() once, on the thread on which the number of CPU threads was set.
   void run(const std::function<bool()>& stops, double grace_s);
 
  private:
@@ -85,15 +85,16 @@ class Scheduler {
     std::vector<ServedText> texts;
     std::shared_ptr<TextReceiver> receiver;
     Clock::time_point deadline;
-    size_t started = 0;  // texts that have joined the batch
+    size_t started = 0;  // number of texts that have joined the batch
   };
+  // The text in a row of the batch.
   struct Running {
     std::shared_ptr<Request> request;  // null: the row is free
-    size_t text = 0;
-    int64_t tokens = 0;
+    size_t text = 0;                   // index in the request
+    int64_t tokens = 0;                // number of generated tokens
   };
 
-  /// Returns why the texts of a request end now, or nullopt.
+  /// Returns the reason to end the texts of a request now; nullopt if there is none.
   static std::optional<TextEnd> due_end(const Request& request);
   void drop_due();
   void admit();
@@ -102,17 +103,17 @@ class Scheduler {
   void receive(const NextToken& token);
   void free_row();
   void end(size_t row, TextEnd end, const std::string& why = "");
-  /// Ends all texts, those that wait too.
+  /// Ends all texts, including those that wait.
   void end_all(TextEnd reason);
 
   TextBatch batch_;
   size_t queue_;
-  std::vector<Running> running_;  // of each row of the batch
+  std::vector<Running> running_;  // for each row of the batch
 
-  std::mutex mutex_;      // guards what follows
-  size_t free_rows_ = 0;  // of the batch; submit() accepts as many requests beyond queue_
+  std::mutex mutex_;      // guards the members below
+  size_t free_rows_ = 0;  // in the batch; submit() accepts this many requests beyond queue_
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Request>> waiting_;  // with texts that have not joined
+  std::deque<std::shared_ptr<Request>> waiting_;  // requests with texts that have not joined
   bool is_stopping_ = false;
 };
 

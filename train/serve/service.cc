@@ -12,7 +12,7 @@ namespace lathe {
 namespace {
 
 constexpr size_t most_texts = 128;                 // of a request
-constexpr int64_t default_completion_tokens = 16;  // as OpenAI has it
+constexpr int64_t default_completion_tokens = 16;  // OpenAI's default
 
 Json model_json(const ServedModel& model, bool has_chat, int64_t created) {
   return {{"id", model.name},
@@ -117,7 +117,7 @@ ReadPrompt Service::read_prompt(const Prompt& prompt) const {
   }
   if (read.ids.empty()) throw ApiError(400, "the prompt is empty", "", "prompt");
 
-  // A tokenizer may require a token at the beginning of a text, which the prompt may hold already.
+  // The tokenizer may require a token at the beginning of a text. Add it unless the prompt has it.
   const int32_t begin = model_.tokenizer.prompt_begin();
   if (prompt.is_text && begin >= 0 && read.ids[0] != begin) {
     read.ids.insert(read.ids.begin(), begin);
@@ -127,12 +127,13 @@ ReadPrompt Service::read_prompt(const Prompt& prompt) const {
 }
 
 int64_t Service::room_for(const GenerationRequest& request, int64_t prompt) const {
-  // The last token is not read by the model, so it takes no room.
+  // The model does not read the last new token, so that token needs no room in the context.
   const int64_t room = model_.context - prompt + 1;
   const auto too_long = [&](const std::string& asked) {
     throw ApiError(
         400,
-        str("the model sees ", model_.context, " tokens, and the prompt has ", prompt, asked,
+        str("the model's context is ", model_.context, " tokens, but the prompt has ", prompt,
+            asked,
             asked.empty() ? "; shorten the prompt" : "; shorten the prompt or lower max_tokens"),
         "context_length_exceeded", request.is_chat ? "messages" : "prompt");
   };

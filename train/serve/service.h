@@ -20,12 +20,12 @@ namespace lathe {
 struct ServedModel {
   std::string name;
   Tokenizer tokenizer;
-  int64_t context = 0;     ///< tokens that the model sees
-  int64_t max_tokens = 0;  ///< largest max_tokens of a text; 0: what the context allows
+  int64_t context = 0;     ///< context length in tokens
+  int64_t max_tokens = 0;  ///< largest max_tokens of a text; 0: as many as the context allows
   double max_time = 600;   ///< seconds for a request, including its time in the queue
 };
 
-/// The service. Its functions may be called by any number of threads.
+/// The service. Any number of threads may call its functions at the same time.
 class Service {
  public:
   /// The scheduler must outlive the service.
@@ -37,17 +37,18 @@ class Service {
   std::string models() const;
   /// Returns the body of GET /v1/models/NAME. Throws ApiError with status 404 for another name.
   std::string model(const std::string& name) const;
-  /// Parses a request and gives its texts to the scheduler. Throws ApiError: status 400 where the
-  /// request is wrong or too long, 404 for another model, 429 where the queue is full, and 503 when
-  /// the server stops.
+  /// Parses a request and gives its texts to the scheduler. Returns the answer, which the scheduler
+  /// fills. Throws ApiError with status 400 if the request is wrong or too long, 404 for another
+  /// model, 429 if the queue is full, and 503 if the server is stopping.
   std::shared_ptr<Reply> start(std::string_view body, bool is_chat) const;
 
  private:
   void check_model(const std::string& name) const;
   std::vector<ReadPrompt> read(const GenerationRequest& request) const;
   ReadPrompt read_prompt(const Prompt& prompt) const;
-  /// Returns how many tokens may follow a prompt. Throws ApiError with status 400 if the context is
-  /// too short, or if the request asks for more tokens than the server allows.
+  /// Returns the largest number of tokens to generate after a prompt of `prompt` tokens: the
+  /// request's max_tokens, or a default. Throws ApiError with status 400 if the context is too
+  /// short, or if the request asks for more tokens than the server allows.
   int64_t room_for(const GenerationRequest& request, int64_t prompt) const;
 
   ServedModel model_;

@@ -12,13 +12,13 @@
 namespace lathe {
 namespace {
 
-/// Returns the folder that the task's key names; "" where the task needs no frozen model.
+/// Returns the folder that `key` names; "" if `key` is empty, since the task needs no frozen model.
 std::string frozen_name(const RunConfig& c, const std::string& key) {
   return key.empty() ? "" : std::get<std::string>(c.schema().get(&c, *c.schema().find(key)));
 }
 
-/// Returns the context to read a Hugging Face folder with: model.block_size if it is given and the
-/// run begins with the folder's weights, else 0 for the model's own context.
+/// Returns the context length with which to read a Hugging Face folder: model.block_size if it is
+/// given and the run begins with the folder's weights, else 0 for the model's own context.
 int64_t context_of(const LoadedConfig& loaded, const std::string& key) {
   const bool is_given = loaded.origins.contains("model.block_size");
   return key == "train.init_from" && is_given ? model_context(loaded.config) : 0;
@@ -38,13 +38,13 @@ void check_same_tokenizer(const LoadedConfig& loaded, const std::string& key,
        frozen_name(loaded.config, key));
 }
 
-/// Throws Exit::usage where a frozen model sees fewer tokens than a window has.
+/// Throws Exit::usage if the context of the frozen model is shorter than a window.
 void check_context(const LoadedConfig& loaded, const std::string& key) {
   const int64_t* context = loaded.frozen_model->own.find<int64_t>("block_size");
   const int64_t window = batch_sizes(loaded.config).block_size;
   if (context == nullptr || window <= *context) return;
-  fail(Exit::usage, origin_of(loaded, key), ": the model of ", key, " sees ", *context,
-       " tokens, and a window has ", window, "; lower ", window_key(loaded.config));
+  fail(Exit::usage, origin_of(loaded, key), ": the model of ", key, " has a context of ", *context,
+       " tokens, but a window has ", window, "; lower ", window_key(loaded.config));
 }
 
 std::unique_ptr<Model> make_shapes(const ModelConfig& config, const ModelSizes& sizes) {
@@ -127,7 +127,7 @@ RunTask make_run_task(const LoadedConfig& loaded, const Task& task, const ModelS
 
 RunTask make_run_task(const LoadedModel& m, const Task& task, const DatasetInfo& facts) {
   LoadedConfig loaded{.config = m.config, .origins = {}};
-  // The saved config has the context that the weights of a Hugging Face folder were cut to.
+  // The saved config has the context length to which the weights of a Hugging Face folder were cut.
   loaded.origins["model.block_size"] = loaded.origins[task.frozen_key(m.config)] =
       "config of the run";
   RunTask made =
@@ -144,7 +144,7 @@ void check_frozen(const RunConfig& config, const Task& task, const RunState& sav
   fail(Exit::checkpoint, key, " = ", frozen_name(config, key),
        " is not the model that the run was trained with (checksum ", now, " instead of ",
        saved.frozen_hash,
-       "); has it been trained further? Name the checkpoint itself instead of its run");
+       "); if that model was trained further, name the checkpoint itself instead of its run");
 }
 
 }  // namespace lathe

@@ -1,4 +1,5 @@
-// The frozen model that a task needs beside the trained one: the reference of dpo, a teacher.
+// The frozen model that a task needs beside the trained one, such as the reference model of dpo or
+// the teacher of distill.
 #pragma once
 
 #include <memory>
@@ -10,24 +11,24 @@
 namespace lathe {
 
 /// Returns the config with the path and the [model] of the frozen model that its task needs, unless
-/// it has them already. Throws Exit::usage or Exit::checkpoint, with the origin of the key, if it
-/// can't be used, and Exit::data if its tokenizer is not that of the data.
+/// the config has them already. Throws Exit::usage or Exit::checkpoint, with the origin of the key,
+/// if the frozen model can't be used, and Exit::data if its tokenizer is not that of the data.
 LoadedConfig resolve_frozen(LoadedConfig loaded, const Task& task, const DatasetInfo& facts);
 
 /// The task of one run.
 struct RunTask {
-  std::unique_ptr<const Task> own;  ///< null: the task of the table
+  std::unique_ptr<const Task> own;  ///< null: the task of the table is used
   std::string frozen_hash;          ///< checksum of the frozen model's weights; "" without one
 };
 /// Makes the task of a run, with its frozen model in float32 on the device. A frozen model that was
 /// resolved without a path has weights of 0.
 RunTask make_run_task(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes,
                       at::Device device);
-/// Makes the task of a loaded checkpoint, for data of these facts. Throws Exit::checkpoint where
-/// the frozen model is not the one that the run was trained with.
+/// Makes the task of a loaded checkpoint, for data that `facts` describe. Throws Exit::checkpoint
+/// if the frozen model is not the one that the run was trained with.
 RunTask make_run_task(const LoadedModel& loaded, const Task& task, const DatasetInfo& facts);
-/// Throws Exit::checkpoint where the frozen model of a run, whose checksum is `now`, is not the one
-/// that a checkpoint's run was trained with.
+/// Throws Exit::checkpoint if the frozen model, whose checksum is `now`, is not the one that the
+/// run of the state `saved` was trained with.
 void check_frozen(const RunConfig& config, const Task& task, const RunState& saved,
                   const std::string& now);
 

@@ -17,7 +17,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the dtype of the matrices in a checkpoint's model file, "none" if it has none.
+/// Returns the dtype of the matrices in a checkpoint's model file; "none" if it has no matrix.
 std::string dtype_of_file(const fs::path& checkpoint) {
   const CheckpointTensors file(checkpoint, CheckpointPart::model);
   for (const auto& t : file.tensors()) {
@@ -27,7 +27,7 @@ std::string dtype_of_file(const fs::path& checkpoint) {
   return "none";
 }
 
-/// Returns the bytes of a model's weights, working copies included.
+/// Returns the bytes of a model's weights, including working copies.
 int64_t bytes_of(Model& model) {
   int64_t bytes = 0;
   for (const auto& p : parameters(model)) {
@@ -98,7 +98,7 @@ LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& devic
   if (quantizes && !adapters && !has_quantized(*m.model)) {
     fail(Exit::usage, "command line: --load-dtype ", kept,
          " is for linear layers in repeated blocks, and model.kind = \"", config.model.kind,
-         "\" has none; take bf16");
+         "\" has none; use bf16");
   }
 
   if (!frozen && device.is_cuda()) move_to(*m.model, device, at::kFloat);

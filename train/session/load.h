@@ -23,10 +23,11 @@ struct LoadedModel {
   int64_t weight_bytes = 0;        ///< memory of the weights
   int64_t loading_peak_bytes = 0;  ///< peak of the tensors while they were loaded
 
-  /// Opens the device, sets the number of threads and loads a checkpoint of the run. `dtype` is as
-  /// in FrozenFormat, or "" for the run's own; `which` is as in find_checkpoint. With `average`,
-  /// loads the moving average of the weights (optim.ema_decay) instead of the weights. If a running
-  /// process deletes the checkpoint meanwhile, its next one is loaded.
+  /// Opens the device, sets the number of threads and loads a checkpoint of the run. `dtype` and
+  /// `double_quant` are those of FrozenFormat; a `dtype` of "" stands for the run's own. `which` is
+  /// that of find_checkpoint(). With `average`, loads the moving average of the weights
+  /// (optim.ema_decay) instead of the weights. If a training process deletes the checkpoint while
+  /// it is loaded, loads a newer one.
   static LoadedModel open(const fs::path& run, const std::string& device, int threads,
                           const std::string& dtype, bool double_quant,
                           const std::string& which = "newest", bool average = false);

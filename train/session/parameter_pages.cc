@@ -46,7 +46,7 @@ void ParameterPages::begin(size_t block, bool is_recomputed) {
 }
 
 void ParameterPages::end(size_t block, bool is_recomputed) {
-  // The backward pass begins with the last block, so keep that one.
+  // The backward pass begins with the last block, so keep the last block's pages.
   const auto number = static_cast<int64_t>(block);
   if (!is_recomputed && blocks_.contains(number + 1)) each(number, MappedMemory::release);
 }

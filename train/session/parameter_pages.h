@@ -16,8 +16,8 @@
 namespace lathe {
 
 /// Prefetches the parameters of the next block while a block runs, and releases the pages of the
-/// previous one; see core/mapped_memory.h. Changes no value: released pages are read again when
-/// they are used.
+/// previous block (core/mapped_memory.h). Changes no value: released pages are read from disk again
+/// when they are used.
 class ParameterPages final : public BlockHooks {
  public:
   /// Manages those of `parameters` whose memory is mapped. Their tensors must not be replaced.
@@ -27,7 +27,7 @@ class ParameterPages final : public BlockHooks {
   void end(size_t block, bool is_recomputed) override;
   bool serves_any_pass() const override { return true; }
 
-  /// Returns about how many bytes of the parameters are resident at a time: those outside of
+  /// Returns an estimate of the bytes of parameters that are resident at a time: those outside of
   /// blocks, and those of the largest block.
   int64_t resident_bytes() const { return resident_bytes_; }
 
@@ -40,7 +40,7 @@ class ParameterPages final : public BlockHooks {
 };
 
 /// While alive, takes the memory of new parameters and working copies from `mapped`, so that they
-/// are never all resident at the same time. `mapped` may be null.
+/// need not all be resident at the same time. Does nothing if `mapped` is null.
 class MapParameters {
  public:
   explicit MapParameters(MappedMemory* mapped) {

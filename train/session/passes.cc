@@ -42,7 +42,7 @@ class PassScope {
   explicit PassScope(const Session& s)
       : session_(s), recompute_(*recompute_policy(s.config.memory.recompute), &blocks_) {
     for (const NamedBuffer& b : s.buffers) versions_.push_back(b.tensor._version());
-    // Passes outside of a step, such as measurements, move no running statistics.
+    // Passes outside of a step, such as those of measurements, update no running statistics.
     if (mode().running_statistics == nullptr) mode().running_statistics = &dropped_;
     if (divides_sequence(s.config.dist)) sequence_.emplace();
     mode().block_hooks = s.block_hooks();
@@ -53,9 +53,9 @@ class PassScope {
           DetectAnomaly::Options{.backward = !s.scaler || s.config.amp.scaler == "fixed"});
   }
 
-  /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute concerns blocks and
-  /// the model ran no such block. A pipeline stage may have no block of a range, so there this is
-  /// not an error.
+  /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute is set and the model
+  /// ran no block to which it applies. On a pipeline stage this is not an error, since the stage
+  /// may have no block of the range that memory.recompute names.
   Variable loss(const Batch& batch, double divisor) const {
     const Batch own = {.inputs = own_positions(batch.inputs),
                        .targets = own_positions(batch.targets),
@@ -67,8 +67,8 @@ class PassScope {
     check_buffers();
     const std::string& policy = session_.config.memory.recompute;
     if (policy != "none" && blocks_ == 0 && mode().stage == nullptr) {
-      fail(Exit::usage, "memory.recompute = \"", policy,
-           "\" has nothing to act on: model.kind = \"", session_.config.model.kind,
+      fail(Exit::usage, "memory.recompute = \"", policy, "\" has no effect: model.kind = \"",
+           session_.config.model.kind,
            "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
     }
     if (sequence_ && !sequence_->ran_blocks()) refuse_hidden_blocks("dist.sequence_parallel");
@@ -82,8 +82,8 @@ class PassScope {
     return all;
   }
 
-  /// Throws Exit::usage if the forward pass has changed a buffer in place and the run computes
-  /// forward passes twice or in several processes: the results would then differ silently.
+  /// Throws Exit::usage if the forward pass has changed a buffer in place, and the run computes
+  /// forward passes twice or in several processes. Results would otherwise differ silently.
   void check_buffers() const {
     const MemoryConfig& memory = session_.config.memory;
     const char* why = nullptr;
@@ -103,7 +103,7 @@ class PassScope {
   const Session& session_;
   std::vector<int64_t> versions_;  // of the buffers before the pass
   std::vector<RunningStatistic> dropped_;
-  int64_t blocks_ = 0;  // that memory.recompute concerned
+  int64_t blocks_ = 0;  // number of blocks that ran and to which memory.recompute applies
   RecomputeBlocks recompute_;
   DividePositions positions_;
   std::optional<DivideSequence> sequence_;

@@ -35,7 +35,7 @@ std::string key_of(int threads, at::ScalarType dtype) {
              ", best of ATen's and our own");
 }
 
-/// Reads the file of ceilings. A damaged or absent file counts as empty: it is only a cache.
+/// Reads the file of ceilings. A damaged or absent file counts as empty, since it is only a cache.
 Json read_peaks() {
   try {
     const fs::path path = peaks_file();
@@ -48,7 +48,7 @@ Json read_peaks() {
   return Json::object();
 }
 
-/// Returns the kept measurement; nullopt where there is none.
+/// Returns the stored ceiling of a key; nullopt if there is none.
 std::optional<MatmulCeiling> kept(const Json& peaks, const std::string& key) {
   const auto found = peaks.find(key);
   if (found == peaks.end()) return std::nullopt;
@@ -83,7 +83,7 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
     return Matrix{t.const_data_ptr(), n, element_of(dtype)};
   };
 
-  // Lathe's kernel and ATen's take turns; the faster one sets the ceiling.
+  // Measure Lathe's and ATen's kernel in turn; the faster one determines the ceiling.
   const auto begin = Clock::now();
   double best = 0;
   for (int i = 0; i < 6 || Clock::now() - begin < std::chrono::seconds(1); ++i) {
@@ -94,11 +94,11 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
       at::mm(a, b);
 
     const double seconds = seconds_since(start);
-    // The first round of each warms up.
+    // The first call of each kernel only warms up.
     if (i > 1) best = std::max(best, 2.0 * n * n * n / seconds);
   }
 
-  // A busy machine measures too low, so an earlier and higher rate stays.
+  // On a busy machine the measured rate is too low, so keep an earlier rate that is higher.
   MatmulCeiling ceiling{best, 1};
   if (const fs::path path = peaks_file(); !path.empty()) {
     Json peaks = read_peaks();
@@ -108,7 +108,7 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
     }
     peaks[key] = {{"flops", ceiling.rate}, {"measurements", ceiling.measurements}};
 
-    // A ceiling that can't be stored still holds for this run.
+    // If the ceiling can't be stored, it is still valid for this run.
     try {
       make_folders(path.parent_path());
       write_file_durably(path, json_text(peaks, 1) + "\n");

@@ -20,7 +20,7 @@ namespace lathe {
 
 namespace {
 
-/// Returns the config with the vocabulary of the data where model.vocab_size is 0.
+/// Returns the config with the vocabulary size of the data if model.vocab_size is 0.
 LoadedConfig with_vocabulary(LoadedConfig loaded, const DatasetInfo& facts) {
   int64_t* const vocab_size = loaded.config.model.own.find<int64_t>("vocab_size");
   if (vocab_size != nullptr && *vocab_size == 0) *vocab_size = facts.vocab_size;
@@ -51,7 +51,7 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
   if (device == "cuda" && capability < 80) {
     fail(Exit::usage, origin_of(loaded, "train.device"), ": ", device_model(device),
          " has compute capability ", capability / 10, ".", capability % 10,
-         " and 8.0 is needed; set train.device = \"cpu\"");
+         ", but Lathe needs 8.0 or higher; set train.device = \"cpu\"");
   }
 
   const std::string& offload_dir = loaded.config.memory.offload_dir;
@@ -69,7 +69,7 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
 
   if (amp.tf32 && device == "cpu") {
     fail(Exit::usage, origin_of(loaded, "amp.tf32"),
-         ": amp.tf32 needs an NVIDIA GPU, and this run is on ", device_model(device),
+         ": amp.tf32 needs an NVIDIA GPU, but this run is on ", device_model(device),
          "; leave amp.tf32 out");
   }
 }
@@ -82,8 +82,8 @@ void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
 
   int64_t blocks = 0;
   for (const NamedParameter& p : parameters(model)) blocks = std::max(blocks, p.block + 1);
-  // Parameters of some models have no block numbers. Their first step shows whether they run
-  // blocks.
+  // The parameters of some models have no block numbers. For such a model, the first step shows
+  // whether it runs blocks.
   if (blocks == 0 || policy.last < static_cast<size_t>(blocks)) return;
   fail(Exit::usage, origin_of(loaded, "memory.recompute"), ": memory.recompute = \"", name,
        "\" goes beyond the model's ", blocks, " blocks, which are counted from 0");
@@ -166,7 +166,7 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
            " would run the frozen model of the task for each part; set dist.virtual_stages to 1");
   }
   if (!buffers(model).empty()) {
-    refuse("does not support running statistics, as those of batch norm, yet; set it to 1");
+    refuse("does not support running statistics yet, such as those of batch norm; set it to 1");
   }
   const double head = model.has_head() ? static_cast<double>(full_numel(model.head_weight())) : 0;
   return std::make_unique<StageParameters>(
@@ -174,8 +174,8 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
       model.has_head() ? model.head_weight().as_leaf() : nullptr);
 }
 
-/// Lays the parameters into buckets. Parameters whose optimizer needs the complete tensor are cut
-/// only where every rank updates all parameters.
+/// Assigns the parameters to buckets. With dist.shard, a parameter whose optimizer needs the
+/// complete tensor is not cut among ranks.
 ShardLayout make_layout(const RunConfig& config, std::span<const NamedParameter> params,
                         const StageParameters* stage) {
   const bool is_sharded = config.dist.shard != "none";
@@ -198,8 +198,8 @@ fs::path scratch_folder(const RunConfig& c) {
   return c.memory.offload_dir.empty() ? c.train.out_dir : c.memory.offload_dir;
 }
 
-/// Makes the optimizer. Its usage errors begin with a key, and are thrown again with the origin of
-/// that key in front.
+/// Makes the optimizer. The optimizer's usage errors begin with a key; they are thrown again with
+/// the origin of that key in front.
 Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
                          const ShardLayout& layout, const StageParameters* stage,
                          std::optional<uint64_t> rounding_seed) {
@@ -223,7 +223,7 @@ Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedPara
   }
 }
 
-/// Throws Exit::usage if memory.offload is to map a frozen base of adapters that is quantized.
+/// Throws Exit::usage if memory.offload names "parameters" and the base of adapters is quantized.
 void check_offloaded_base(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const std::string& dtype = adapters_of(c).dtype;
@@ -234,8 +234,8 @@ void check_offloaded_base(const LoadedConfig& loaded) {
        "\"; set that to bf16, or leave the parameters in memory");
 }
 
-/// Returns whether parameters are made without memory, which begin() and load() give to those that
-/// a process keeps.
+/// Returns whether the model is created with parameters that have no memory yet. begin() and load()
+/// then allocate only the parameters that this process keeps.
 bool begins_without_memory() {
   const auto& all = transforms();
   return world().size() > 1 &&
@@ -256,15 +256,16 @@ std::unique_ptr<Model> make_initial_model(const LoadedConfig& loaded, const Mode
   return model;
 }
 
-/// Makes the model on its device and applies the transforms. `matrices`: dtype of trained
-/// parameters of two and more dimensions.
+/// Makes the model on its device and applies the transforms. `matrices` is the dtype of trained
+/// parameters with two or more dimensions.
 std::unique_ptr<Model> make_transformed_model(const LoadedConfig& loaded, const ModelSizes& sizes,
                                               at::Device device, at::ScalarType matrices) {
   const RunConfig& config = loaded.config;
   auto model = loaded.base.empty() ? make_initial_model(loaded, sizes)
                                    : load_base(loaded.base, config, sizes, device);
 
-  // Initial weights are drawn on the CPU in float32, then moved: they are the same on any device.
+  // Initial weights are drawn on the CPU in float32 and then moved, so that they are the same on
+  // any device.
   if (device.is_cuda() || matrices != at::kFloat) {
     const MemoryScope scope(Memory::parameters);
     replace_parameters(*model, [&](const NamedParameter& p) {
@@ -320,8 +321,8 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
   auto model = make_transformed_model(loaded, sizes, device, matrices);
   const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
 
-  // Gradients in the matmul dtype are the default only where no other micro-batch and no other part
-  // of the positions is added to them: each addition would round.
+  // By default, gradients have the matmul dtype only if nothing is added to them, neither another
+  // micro-batch nor another part of the positions, because each addition would round.
   const bool is_alone =
       config.train.grad_accum == 1 && world().context().size == 1 && !divides_sequence(config.dist);
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && is_alone);
@@ -388,7 +389,7 @@ double flops_per_unit(const Session& s) {
   const int64_t window = s.config.data.window;
   if (window == 0) return flops;
 
-  // The formula assumes the model's full context. Add the difference that the window makes.
+  // The formula assumes the model's full context. Correct the result for the length of a window.
   const MetaInit guard;
   const ModelKind& kind = *find_model_kind(s.config.model.kind);
   AnyConfig own = s.config.model.own;

@@ -7,9 +7,10 @@
 
 namespace lathe {
 
-/// Returns a function that writes the initial values of a parameter, or of this process's part of
-/// one that is cut among tensor ranks. The values are random, or those of train.init_from, which
-/// may have buffers too. `count`: the number of the model's parameters and buffers.
+/// Returns a function that writes the initial values of a parameter, or of this process's part of a
+/// parameter that is cut among tensor ranks. The values are random or, with train.init_from, those
+/// of the source, which may also have values for buffers. `count` is the number of the model's
+/// parameters and buffers.
 WriteValues initial_values(const LoadedConfig& loaded, size_t count);
 
 }  // namespace lathe

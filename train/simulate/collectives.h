@@ -1,5 +1,5 @@
 // Bytes and times of collectives between GPUs by the alpha-beta model (Hockney 1994; Thakur et al.
-// 2005): ring algorithms, and a tree where its latency is lower.
+// 2005): ring algorithms, and for all-reduces a tree if its latency is lower.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct RankGroup {
 /// `gpus_per_node` ranks.
 RankGroup rank_group(int64_t size, int64_t stride, int64_t gpus_per_node);
 
-/// Links and the shares of them that collectives reach.
+/// Links, and the shares of their bandwidth that collectives reach.
 struct ExchangeModel {
   const GpuModel& gpu;
   const LinkModel& link;
@@ -28,18 +28,19 @@ struct ExchangeModel {
   /// Returns the bytes that each GPU sends in an all-gather of `bytes` in total. A reduce-scatter
   /// of `bytes` sends as many.
   static double gather_bytes(const RankGroup& group, double bytes);
-  /// Returns the bytes that each GPU sends in an all-reduce of `bytes`: twice as many.
+  /// Returns the bytes that each GPU sends in an all-reduce of `bytes`: twice gather_bytes().
   static double reduce_bytes(const RankGroup& group, double bytes);
 
-  /// Returns the time of an all-gather or a reduce-scatter of `bytes` in all, in seconds.
+  /// Returns the time of an all-gather or a reduce-scatter of `bytes` in total, in seconds.
   double gather(const RankGroup& group, double bytes) const;
   /// Returns the time of an all-reduce of `bytes`, in seconds.
   double reduce(const RankGroup& group, double bytes) const;
-  /// Returns the time of a message between neighbors, in seconds.
+  /// Returns the time of a message of `bytes` between neighbors, in seconds. `between_nodes`:
+  /// whether they are on different nodes.
   double send(bool between_nodes, double bytes) const;
 
  private:
-  /// Returns the seconds of a gather without latency.
+  /// Returns the time of gather() without latency, in seconds.
   double transfer_seconds(const RankGroup& group, double bytes) const;
 };
 

@@ -15,7 +15,7 @@ struct Passes {
   double total() const { return forward + backward; }
 };
 
-/// What one micro-batch takes in one layer, or in the embedding and the head.
+/// Seconds that one micro-batch takes in one layer, or in the embedding and the head.
 struct LayerTimes {
   Passes matmul{}, attention{}, elementwise{}, tensor{}, context{};
   double recompute = 0;
@@ -55,7 +55,8 @@ class StepSimulator {
   void add_pipeline(const LayerTimes& layer, const LayerTimes& head, const StageLayers& layers);
   void add_data_exchange(const LayerTimes& layer, double layers, double others);
   void add_optimizer(double own);
-  /// Adds an exchange beside `compute` seconds of work that does not depend on it.
+  /// Adds an exchange of `seconds`. If `allowed`, it runs during `compute` seconds of independent
+  /// work.
   void overlap(Exchange& exchange, double seconds, double compute, bool allowed = true) const;
 
   const ClusterModel& cluster_;
@@ -73,9 +74,9 @@ Passes StepSimulator::linear(double outputs, double inputs, MatmulDtype dtype) c
            kernels_.matmul(tokens_, inputs, outputs, dtype) +
                kernels_.matmul(inputs, outputs, tokens_, dtype)};
 
-  // Inputs, weights and gradients are read for their largest value and for the cast, which writes
-  // both orders that the three products need. Weights stay for the other micro-batches unless ZeRO
-  // 3 gathers them again.
+  // In fp8, inputs, weights and gradients are read to find their largest value, and again for the
+  // cast, which writes the two memory layouts that the three products need. Cast weights are kept
+  // for all micro-batches, unless ZeRO 3 gathers the weights again.
   if (dtype == MatmulDtype::fp8) {
     const double uses = layout_.shard == 3 && layout_.pipeline == 1 ? 1 : micro_batches_;
     p.forward += kernels_.traffic(6 * (tokens_ * inputs + inputs * outputs / uses), 2);
@@ -92,9 +93,11 @@ Passes StepSimulator::elementwise() const {
           ? 0
           : as_double((shape_.heads + shape_.kv_heads) * shape_.head_width) / tensor_;
 
-  // Passes over activations. Forward: two norms read and write, two residual sums read two and
-  // write one, the activation reads one (gated: two) and writes one. Backward: norms read two and
-  // write one, so do sums; the activation reads two (three) and writes one (two).
+  // Count the tensors that are read and written. Forward: each of two norms reads one and writes
+  // one, each of two residual sums reads two and writes one, the activation reads one (gated: two)
+  // and writes one. Backward: each norm and each sum reads two and writes one; the activation reads
+  // two (gated: three) and writes one (gated: two). Rotary positions read one and write one in both
+  // passes.
   const double forward = 10 * c + (shape_.gated ? 3 : 2) * hidden + 2 * rotated;
   const double backward = 12 * c + (shape_.gated ? 5 : 3) * hidden + 2 * rotated;
   const double passes = cluster_.software.elementwise_passes;
@@ -158,8 +161,8 @@ void StepSimulator::add_tensor_exchange(LayerTimes& t) {
   const RankGroup group = rank_group(layout_.tensor, 1, cluster_.gpus_per_node);
   const double bytes = tokens_ * as_double(shape_.width) * e_;
 
-  // Two sums forward and two backward; recomputed layers exchange again. With sequence parallelism
-  // each is a reduce-scatter and an all-gather of the same volume.
+  // Two all-reduces forward and two backward; fully recomputed layers repeat those of the forward
+  // pass. With sequence parallelism each is a reduce-scatter and an all-gather of the same volume.
   const double sums = layout_.recompute == Recompute::full ? 6 : 4;
   const double seconds = links_.reduce(group, bytes);
   const double exposed = seconds * (1 - cluster_.software.tensor_overlap);
@@ -177,8 +180,8 @@ void StepSimulator::add_context_exchange(LayerTimes& t) {
   const double keys = as_double(std::max(shape_.kv_heads, layout_.tensor)) / tensor_;
   const double bytes = 2 * tokens_ * keys * as_double(shape_.head_width) * e_;
 
-  // A ring passes keys and values, in the backward pass their gradients too, while attention
-  // computes on those that it has (Liu et al. 2023).
+  // A ring passes keys and values, and in the backward pass also their gradients, while each GPU
+  // computes attention to the keys that it has (Liu et al. 2023).
   const auto pass = [&](double size, double attention) {
     const double seconds = links_.send(leaves_node, size);
     out_.context.bytes += (ranks - 1) * size * micro_batches_ * as_double(shape_.layers) /
@@ -229,7 +232,7 @@ void StepSimulator::add_data_exchange(const LayerTimes& layer, double layers, do
     overlap(out_.data, count * gather(bytes), count * window, software.gradient_overlap);
   };
 
-  // In a pipeline, ZeRO 2 and 3 exchange once in a step.
+  // In a pipeline, ZeRO 2 and 3 exchange once in a step, as ZeRO 1 does.
   const int64_t stage = layout_.pipeline > 1 ? std::min<int64_t>(layout_.shard, 1) : layout_.shard;
   if (stage == 3) {
     each(micro_batches_, e_, compute.forward);
@@ -252,8 +255,9 @@ void StepSimulator::add_optimizer(double own) {
   const double g = cluster_.software.gradient_bytes;
   const double share = layout_.shard >= 1 ? as_double(layout_.data * layout_.context) : 1;
 
-  // The norm of the gradients, then the update: it reads and writes the master or the weight
-  // itself, and the state, and writes the weight of a master.
+  // The norm and the update each read the gradients. The update reads and writes the state. It also
+  // reads and writes the master and writes the weight or, without a master, reads and writes the
+  // weight.
   const double weight = step_.has_master() ? 2 * 4 + e_ : 2 * e_;
   out_.optimizer = kernels_.traffic(own / share * (2 * g + weight + 2 * step_.state_bytes), 100);
 }
@@ -271,7 +275,7 @@ void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head
   const double all = first + last + (stages - 2) * middle;
   out_.bubble = (all - slowest) / parts;
 
-  // Between stages go the activations of a micro-batch, of which each tensor rank sends its part.
+  // Stages send each other the activations of a micro-batch; each tensor rank sends its part.
   const bool leaves_node =
       layout_.tensor * layout_.context * layout_.data * layout_.pipeline > cluster_.gpus_per_node;
   const double bytes = tokens_ * as_double(shape_.width) * e_ / tensor_;

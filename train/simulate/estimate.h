@@ -28,13 +28,13 @@ struct Exchange {
   double exposed = 0;  ///< seconds by which it makes the step longer
 };
 
-/// The memory, communication and time of a step. Seconds are those of a whole step on the slowest
-/// stage.
+/// The memory, communication and time of a step. Times are in seconds, for a complete step on the
+/// slowest stage.
 struct StepEstimate {
   GpuMemory memory{};
   double memory_bytes = 0;  ///< of a GPU
   double matmul = 0, attention = 0, elementwise = 0, optimizer = 0;
-  double recompute = 0;  ///< computed again; not in matmul, attention, elementwise
+  double recompute = 0;  ///< recomputation, not included in matmul, attention and elementwise
   double bubble = 0;     ///< waiting for the first and the last micro-batch of the pipeline
   Exchange data{}, tensor{}, context{}, pipeline{};
   double seconds = 0;
@@ -45,8 +45,8 @@ struct StepEstimate {
   bool fits() const { return memory.total() <= memory_bytes; }
 };
 
-/// Estimates a step. The layout must have no layout_fault(). Throws Exit::usage for fp8 on a GPU
-/// that lacks it.
+/// Estimates a step. layout_fault() of the layout must be empty. Throws Exit::usage for fp8 on a
+/// GPU that lacks it.
 StepEstimate estimate_step(const ClusterModel& cluster, const StepWorkload& step,
                            const ParallelLayout& layout);
 

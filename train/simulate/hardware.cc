@@ -25,12 +25,12 @@ std::string names_of(const std::vector<Entry>& entries) {
   return names;
 }
 
-/// Rates are those of NVIDIA's data sheets: V100, A100 (2021), A10, L4, L40S, H100 (2023), H200
-/// and DGX B200; RTX 3090 and 4090 by the architecture white papers (GA102, AD102), with fp32 sums.
-/// matmul_share and portable_share of the A100 and the H100 are fitted on published training runs
-/// (docs/reference/simulator.md); other GPUs have those of their generation, or less if their power
-/// limit is lower. Kernels that use mma.sync reach about 0.6 of the rate of wgmma on Hopper (Shah
-/// et al. 2024, on FlashAttention-2).
+/// Rates are those of NVIDIA's data sheets: V100, A100 (2021), A10, L4, L40S, H100 (2023), H200 and
+/// DGX B200. Those of RTX 3090 and 4090 are from the architecture white papers (GA102, AD102), for
+/// sums in fp32. matmul_share and portable_share of the A100 and the H100 are fitted on published
+/// training runs (docs/reference/simulator.md); other GPUs have those of their generation, or less
+/// if their power limit is lower. Kernels that use mma.sync reach about 0.6 of the rate of wgmma on
+/// Hopper (Shah et al. 2024, on FlashAttention-2).
 std::vector<GpuModel> gpu_table() {
   const auto gpu = [](const char* name, double memory, double memory_rate, double bf16, double fp8,
                       double tf32, double fp32, double multiprocessors, double link,
@@ -133,19 +133,19 @@ void apply_entry(std::vector<Entry>& entries,
     if (key != "name" && key != "like") continue;
     const std::string* text = std::get_if<std::string>(&value);
     if (text == nullptr)
-      fail(Exit::usage, where, ": ", key, " of a cluster.", kind, " is a string");
+      fail(Exit::usage, where, ": ", key, " of a cluster.", kind, " must be a string");
     (key == "name" ? name : like) = *text;
   }
   if (!name || name->empty())
-    fail(Exit::usage, where, ": a cluster.", kind, " without a name; add name = \"...\"");
+    fail(Exit::usage, where, ": a cluster.", kind, " has no name; add name = \"...\"");
 
   Entry* entry = find_entry(entries, *name);
   if (like || entry == nullptr) {
     const Entry* from = like ? find_entry(entries, *like) : nullptr;
     if (from == nullptr) {
       fail(Exit::usage, where, ": the cluster.", kind, " ", printable_line(*name),
-           like ? " is like one that does not exist; " : " is new; ",
-           "start it from a known one with like = \"NAME\": ", names_of(entries));
+           like ? " is like one that does not exist; " : " is not a known one; ",
+           "take the values of a known one with like = \"NAME\": ", names_of(entries));
     }
     const Entry copy = *from;
     if (entry == nullptr) entry = &entries.emplace_back();
@@ -177,7 +177,7 @@ const GpuModel& HardwareTable::gpu(const std::string& name) const {
   });
   if (found != gpus.end()) return *found;
   fail(Exit::usage, "command line: --card ", printable_line(name),
-       " is not a known GPU; there are ", names_of(gpus), "; --cards FILE adds others");
+       " is not a known GPU; give one of ", names_of(gpus), ", or add it with --cards FILE");
 }
 
 LinkModel HardwareTable::link(const std::string& name) const {
@@ -205,8 +205,8 @@ const SoftwareModel& HardwareTable::program(const std::string& name) const {
     return lowercase(s.name) == lowercase(name);
   });
   if (found != software.end()) return *found;
-  fail(Exit::usage, "command line: --software ", printable_line(name), " is not known; there are ",
-       names_of(software), "; --cards FILE adds others");
+  fail(Exit::usage, "command line: --software ", printable_line(name),
+       " is not known; give one of ", names_of(software), ", or add it with --cards FILE");
 }
 
 const HardwareTable& known_hardware() {
@@ -229,7 +229,7 @@ HardwareTable read_hardware(const std::string& path) {
                                           entry.where);
     } else {
       fail(Exit::usage, entry.where, ": ", printable_line(entry.key),
-           " is not part of a table of GPUs; it has [[cluster.gpu]], [[cluster.link]], "
+           " is not a part of such a file; it has [[cluster.gpu]], [[cluster.link]], "
            "[[cluster.software]] and [constants]");
     }
   }

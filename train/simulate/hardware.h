@@ -1,5 +1,5 @@
-// The stated model of GPUs, links and training software that the simulator computes with: one table
-// of each, and the constants that hold for all of them. A TOML file extends or overrides them.
+// The tables of GPUs, links and training software that the simulator uses, and the constants that
+// hold for all of them. A TOML file can extend or override them.
 #pragma once
 
 #include <string>
@@ -40,11 +40,10 @@ struct LinkModel {
   LATHE_FIELD(std::string, name, "", "name on the command line", anything())
   LATHE_FIELD(double, gb_per_second, 50.0,
               "bandwidth of one GPU's share in one direction, 1e9 bytes a second", above(0, 1e5))
-  LATHE_FIELD(double, latency_us, 14.0, "time of a message without content, microseconds",
-              between(0, 1e6))
+  LATHE_FIELD(double, latency_us, 14.0, "time of an empty message, microseconds", between(0, 1e6))
 };
 
-/// What a training program does on a GPU, as far as it changes the time of a step.
+/// Properties of a training program that affect the time or the memory of a step.
 struct SoftwareModel {
   LATHE_FIELD(std::string, name, "", "name on the command line", anything())
   LATHE_FIELD(std::string, attention, "flash2",
@@ -57,7 +56,8 @@ struct SoftwareModel {
   LATHE_FIELD(double, logit_bytes, 16.0,
               "memory traffic of the loss for each logit, forward and backward, bytes",
               between(0, 1000))
-  LATHE_FIELD(double, logit_memory_bytes, 6.0, "memory of a logit with what the loss keeps, bytes",
+  LATHE_FIELD(double, logit_memory_bytes, 6.0,
+              "memory of a logit, including the tensors that the loss keeps, bytes",
               between(0, 1000))
   LATHE_FIELD(double, tensor_overlap, 0.0,
               "share of the exchange of tensor parallelism that matrix products hide",
@@ -80,8 +80,8 @@ struct SoftwareModel {
               between(1, 8))
 };
 
-/// Constants that hold for every GPU, link and program. docs/reference/simulator.md lists where
-/// each comes from.
+/// Constants that hold for every GPU, link and program. docs/reference/simulator.md lists the
+/// source of each.
 struct SimulatorConstants {
   LATHE_FIELD(double, memory_share, 0.73, "share of the memory bandwidth that kernels reach",
               above(0, 1))
@@ -129,7 +129,8 @@ struct HardwareTable {
 
   /// Returns the GPU of that name, without regard to case. Throws Exit::usage with the known names.
   const GpuModel& gpu(const std::string& name) const;
-  /// Returns the link of that name, or "NG" as N Gbit/s for each GPU. Throws Exit::usage.
+  /// Returns the link of that name. A name "NG" that is not in the table, such as "25G", stands for
+  /// a link with N Gbit/s for each GPU. Throws Exit::usage for other names.
   LinkModel link(const std::string& name) const;
   /// Returns the software of that name. Throws Exit::usage with the known names.
   const SoftwareModel& program(const std::string& name) const;
@@ -138,9 +139,9 @@ struct HardwareTable {
 /// Returns the built-in tables.
 const HardwareTable& known_hardware();
 /// Returns the built-in tables with the entries of a TOML file: `[[cluster.gpu]]`,
-/// `[[cluster.link]]`, `[[cluster.software]]` and `[constants]`. A known name changes the keys that
-/// are given; a new one starts from `like = "NAME"`, which is then required. Throws Exit::usage
-/// with file:line:column.
+/// `[[cluster.link]]`, `[[cluster.software]]` and `[constants]`. An entry with a known name changes
+/// the given keys. An entry with a new name needs `like = "NAME"`, and changes a copy of that
+/// entry. Throws Exit::usage with file:line:column.
 HardwareTable read_hardware(const std::string& path);
 
 }  // namespace lathe

@@ -68,14 +68,16 @@ double KernelModel::attention(const TransformerShape& s, double sequences, doubl
                        : software.attention == "flash2" ? constants.flash2_share
                                                         : constants.flash3_share;
 
-  // Kernels for the GPU's own instructions are never slower than the portable ones.
+  // flash3 uses the instructions of the GPU's own generation. The other kernels use portable ones,
+  // with which they can reach only `portable_share` of the rate.
   const double native = is_native ? 1.0 : gpu.portable_share;
   const double heads_of_128 = (128 + constants.attention_head_ramp) / 128;
   const double rate = peak(dtype) * share * native * heads_of_128 * d /
                       (d + constants.attention_head_ramp) * tokens /
                       (tokens + constants.attention_ramp);
 
-  // Two products of D multiplications for each pair; backward has five of them (Dao 2023).
+  // For each pair of a query and a key, the forward pass has two products of D multiplications, and
+  // the backward pass has five (Dao 2023).
   const double forward_flops = 4 * matrices * s.attended_pairs() * d / context;
   const double flops =
       backward ? 2.5 * forward_flops / constants.attention_backward_share : forward_flops;

@@ -15,13 +15,13 @@ struct KernelModel {
   const SoftwareModel& software;
   const SimulatorConstants& constants;
 
-  /// Returns the peak rate of a dtype in FLOP/s. Throws Exit::usage where the GPU lacks fp8.
+  /// Returns the peak rate of a dtype in FLOP/s. Throws Exit::usage if the GPU lacks fp8.
   double peak(MatmulDtype dtype) const;
 
   /// Returns the time of `count` products [m, k] x [k, n]. The output is divided into tiles, which
   /// the multiprocessors compute in waves; the last wave may be partly idle. The tile and the
   /// number of parts of the inner size are those that take the least time, as libraries choose
-  /// them. The casts of fp8 are not part of it.
+  /// them. The time of fp8 casts is not included.
   double matmul(double m, double n, double k, MatmulDtype dtype, double count = 1) const;
 
   /// Returns the time of `kernels` kernels that move `bytes` bytes in total and hardly compute.
@@ -29,8 +29,8 @@ struct KernelModel {
 
   /// Returns the time of the forward or backward pass of attention over `sequences` sequences with
   /// `heads` heads each, of which the GPU computes 1 / `context`. In the backward pass, flash
-  /// kernels compute the scores again. Models in fp8 compute it in bf16. Flash kernels skip the
-  /// keys outside a window.
+  /// kernels compute the scores again. Models in fp8 compute attention in bf16. Flash kernels skip
+  /// the keys outside a window.
   double attention(const TransformerShape& shape, double sequences, double heads, double context,
                    MatmulDtype dtype, bool backward) const;
 

@@ -53,7 +53,7 @@ LayoutRequest parse_layout(const std::string& text) {
       for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full}) {
         if (value == recompute_name(mode)) request.recompute = mode;
       }
-      if (!request.recompute) refuse("recompute is none, selective or full");
+      if (!request.recompute) refuse("recompute must be none, selective or full");
       continue;
     }
 
@@ -68,7 +68,8 @@ LayoutRequest parse_layout(const std::string& text) {
     const bool is_stage = key == "shard";
     const auto number = integer_between(value, is_stage ? 0 : 1, is_stage ? 3 : 1000000);
     if (!number)
-      refuse(key + (is_stage ? " is a stage of ZeRO from 0 to 3" : " is a whole number from 1"));
+      refuse(key + (is_stage ? " must be a stage of ZeRO from 0 to 3"
+                             : " must be a whole number from 1 to 1000000"));
     *degree = *number;
   }
   if (seen.empty()) refuse("it is empty");
@@ -89,7 +90,7 @@ void complete_degrees(LayoutRequest& request, int64_t gpus) {
          ",context=", *request.context, ",pipeline=", *request.pipeline, " is for ",
          request.data ? str(static_cast<double>(data) * static_cast<double>(others))
                       : str("a multiple of ", others),
-         " GPUs, and the cluster has ", gpus, "; change a degree, --nodes or --gpus");
+         " GPUs, but the cluster has ", gpus, "; change a degree, --nodes or --gpus");
   }
 }
 

@@ -38,7 +38,7 @@ struct ParallelLayout {
 /// Returns the name of a recomputation mode: "none", "selective", "full".
 std::string recompute_name(Recompute mode);
 
-/// A layout as typed: keys that are absent are chosen by the search.
+/// A layout as the user typed it. The search chooses the keys that are absent.
 struct LayoutRequest {
   std::optional<int64_t> data{}, shard{}, tensor{}, context{}, pipeline{}, virtual_stages{};
   std::optional<int64_t> micro_batch{};
@@ -51,8 +51,8 @@ struct LayoutRequest {
 /// micro and recompute. Throws Exit::usage for an unknown or repeated key and for a value that is
 /// not allowed.
 LayoutRequest parse_layout(const std::string& text);
-/// Sets degrees that are absent to 1, and `data` to what remains of `gpus`. Throws Exit::usage
-/// where the product is not `gpus`.
+/// Sets degrees that are absent to 1, and `data` to what remains of `gpus`. Throws Exit::usage if
+/// the product is not `gpus`.
 void complete_degrees(LayoutRequest& request, int64_t gpus);
 
 /// Returns the reason why a model can't be divided in this way, as one sentence; empty if it can.

@@ -11,8 +11,8 @@ double local_tokens(const StepWorkload& step, const ParallelLayout& l) {
   return as_double(l.micro_batch) * as_double(step.shape.sequence) / as_double(l.context);
 }
 
-/// Returns the memory of a stage of `layers` layers and `others` parameters beside them, with the
-/// activations of `in_flight` micro-batches.
+/// Returns the memory of a stage with `layers` layers, `others` parameters outside of layers, and
+/// the activations of `in_flight` micro-batches.
 GpuMemory stage_memory(const StepWorkload& step, const ParallelLayout& l,
                        const SoftwareModel& software, double layers, double others,
                        double in_flight) {
@@ -84,7 +84,7 @@ double layer_activations(const StepWorkload& step, const ParallelLayout& l,
       tokens * (2 * e * c + normed + (software.dropout ? 2 * c : 0)) / sequence_share;
 
   // Q, K, V, the output of attention, and the feed-forward part before and after its activation.
-  // Attention and the layer after it keep the output of attention together, unless they keep it in
+  // Attention and the layer after it share one copy of attention's output, unless they keep it in
   // different dtypes.
   const double products = queries + 2 * keys + (s.gated ? 2 : 1) * hidden;
   const double attended = queries * (input < e ? e + input : e);

@@ -26,7 +26,8 @@ struct StageLayers {
   double first = 0, middle = 0, last = 0;
 };
 /// Divides layers evenly. If that is not possible, counts the embedding and the head as a layer
-/// each. If they still do not divide, the first stages have more layers than the last one.
+/// each. If the layers still do not divide evenly, the first stages have more layers than the last
+/// one.
 StageLayers stage_layers(int64_t layers, const ParallelLayout& layout);
 
 /// Returns the bytes of activations that one layer keeps for the backward pass of a micro-batch.

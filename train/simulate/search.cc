@@ -102,7 +102,7 @@ void Search::try_division(ParallelLayout layout) {
           layout.virtual_stages = v;
           layout.recompute = mode;
           layout.shard = shard;
-          // With one replica there is nothing to share out.
+          // With one replica there is nothing to shard.
           const bool is_same = layout.data * layout.context == 1 && shard > 0 && !request_.shard;
           if (request_.admits(layout) && !is_same) try_layout(layout);
         }

@@ -36,9 +36,9 @@ struct TransformerShape {
   /// Returns the number of pairs of a query and a key in a sequence that a causal kernel computes,
   /// averaged over the layers: half of T^2, or W (T - W / 2) for a window W below T.
   double attended_pairs() const;
-  /// Returns the FLOPs of a token in training: 6 N + 12 L (heads x head_width) T, with N the
-  /// parameters in matrix products, as GPT::flops_per_unit. Chowdhery et al. 2022, appendix B. For
-  /// layers with a window, its size replaces T.
+  /// Returns the FLOPs of a token in training: 6 N + 12 L (heads x head_width) T, with the N of
+  /// GPT::flops_per_unit. Chowdhery et al. 2022, appendix B. For layers with a window, its size
+  /// replaces T.
   double flops_per_token() const;
 };
 
@@ -47,7 +47,7 @@ struct StepWorkload {
   TransformerShape shape{};
   int64_t global_batch = 1;  ///< sequences of an optimizer step
   MatmulDtype dtype = MatmulDtype::bf16;
-  /// Bytes of optimizer state for a parameter beside its fp32 master: 8 for Adam's two moments.
+  /// Bytes of optimizer state for a parameter besides its fp32 master: 8 for Adam's two moments.
   double state_bytes = 8;
   bool master = true;  ///< weights in 2 bytes have an fp32 master
   // What Lathe itself does not support; the simulation does not depend on it.
@@ -56,7 +56,8 @@ struct StepWorkload {
     std::string data{}, tensor{}, context{}, pipeline{}, virtual_stages{};
   };
   AxisFaults faults{};
-  /// Numbers that the tensor ranks must divide, each with what it counts, such as "heads".
+  /// Numbers that the number of tensor ranks must divide, each with the name of what it counts,
+  /// such as "heads".
   std::vector<std::pair<int64_t, std::string>> tensor_units{};
 
   /// Returns the tokens of an optimizer step.
@@ -67,7 +68,7 @@ struct StepWorkload {
   double element_bytes() const {
     return dtype == MatmulDtype::fp32 || dtype == MatmulDtype::tf32 ? 4 : 2;
   }
-  /// Returns whether parameters have an fp32 master beside the weight that is used.
+  /// Returns whether parameters have an fp32 master besides the weight that is used.
   bool has_master() const { return master && element_bytes() < 4; }
 };
 

@@ -9,8 +9,8 @@
 
 namespace lathe {
 
-/// This process's stage. Batches follow each other through the stages without waiting for the
-/// result of the previous batch. If stages have several parts, a pass runs all of them.
+/// This process's pipeline stage. A stage begins the next batch without waiting for the result of
+/// the previous one. If stages have several parts, a pass runs all of them.
 class ForwardPasses::Stage final : public PipelineStage {
  public:
   explicit Stage(const StageParameters& stage) : link_(stage) {}
@@ -38,14 +38,14 @@ class ForwardPasses::Stage final : public PipelineStage {
     if (part_ == 0) refuse_hidden_blocks("dist.pipeline");
   }
 
-  /// Waits until what was sent last has arrived.
+  /// Waits until the activations that were sent last have arrived.
   void finish() {
     if (const auto wait = std::exchange(wait_, nullptr)) world().guarded(wait);
   }
 
  private:
   StageLink link_;
-  int part_ = 0;  // that runs next in the current pass
+  int part_ = 0;  // the part that runs next in the current pass
   at::Tensor sending_;
   std::function<void()> wait_;
 };

@@ -10,7 +10,8 @@
 
 namespace lathe {
 
-/// Adds `later` to `earlier` in place. An undefined gradient is not a summand.
+/// Adds `later` to `earlier` in place and returns the sum. If one of them is undefined, returns the
+/// other one.
 inline at::Tensor add_gradients(at::Tensor earlier, const at::Tensor& later) {
   if (!earlier.defined()) return later;
   if (later.defined()) add_to(earlier, later);
@@ -18,21 +19,21 @@ inline at::Tensor add_gradients(at::Tensor earlier, const at::Tensor& later) {
 }
 
 /// Sums the gradients of a step's micro-batches. The backward passes of a pair of micro-batches add
-/// to the parameters' gradients, which is the tree's order within a pair. Before the next pair
-/// begins, begin() moves that sum into a TreeSum. A step of two micro-batches therefore needs no
-/// additional memory, and a step of n needs at most log2(n) - 1 copies of the gradients.
+/// to the parameters' gradients, which gives the sum of the pair. Before the next pair begins,
+/// begin() moves that sum into a TreeSum. A step of two micro-batches therefore needs no additional
+/// memory, and a step of n micro-batches needs at most log2(n) - 1 copies of the gradients.
 class GradientSum {
  public:
-  /// `parameters` must outlive it. `in_sequence`: adds micro-batches one after another instead,
-  /// without copies (train.sum_order).
+  /// `parameters` must outlive this object. If `in_sequence` is true, micro-batches are added one
+  /// after another instead, without copies (train.sum_order).
   GradientSum(std::span<const NamedParameter> parameters, bool in_sequence)
       : parameters_(parameters), in_sequence_(in_sequence), pairs_(parameters.size()) {}
 
-  /// Prepares for the backward pass of micro-batch `n` of this process, from 0, as far as it adds
-  /// to parameter i.
+  /// Prepares the gradient of parameter i for the backward pass of this process's micro-batch `n`
+  /// (from 0).
   void begin(int64_t n, size_t i);
-  /// Leaves the sum of all micro-batches as the gradient of parameter i. Call it once for each
-  /// parameter, when the last backward pass has added to it.
+  /// Sets the gradient of parameter i to the sum of all micro-batches. Call it once for each
+  /// parameter, after the last backward pass has added to the parameter's gradient.
   void finish(size_t i);
 
  private:
@@ -41,7 +42,7 @@ class GradientSum {
 
   std::span<const NamedParameter> parameters_;
   bool in_sequence_;
-  std::vector<TreeSum<at::Tensor>> pairs_;  // of each parameter; its tensors may be undefined
+  std::vector<TreeSum<at::Tensor>> pairs_;  // for each parameter; tensors may be undefined
 };
 
 }  // namespace lathe

@@ -24,13 +24,14 @@ namespace {
 
 using Wait = std::function<void()>;
 
-/// Number of gradients that the previous stage may not have received yet when a new one is sent.
+/// Largest number of sent gradients that the previous stage may not have received yet when another
+/// one is sent.
 constexpr size_t most_unreceived_gradients = 1;
 
 /// A micro-batch between its forward and its backward pass.
 struct InFlight {
-  Variable input{};   ///< of the first block, a leaf; undefined on the first stage
-  Variable output{};  ///< of the last block, or the loss
+  Variable input{};   ///< input of the stage's first block, a leaf; undefined on the first stage
+  Variable output{};  ///< output of the stage's last block, or the loss
   Wait sent{};        ///< waits until the output has left
 };
 
@@ -67,14 +68,14 @@ class Stage final : public PipelineStage {
       world().guarded(pass.sent);
     }
 
-    // A model may begin with frozen blocks, which have no backward pass.
+    // A model may begin with frozen blocks, for which there is no backward pass.
     if (pass.output.requires_grad()) run_stage_backward(s_, pass.output, std::move(dy), random(n));
     if (link_.is_first(part)) return;
     const at::Tensor dx = pass.input.grad();
     send_gradient(dx.defined() ? dx.contiguous() : at::zeros_like(pass.input.data()));
   }
 
-  /// Waits for what was sent, and returns the losses of all micro-batches.
+  /// Waits until all sent gradients were received, and returns the losses of all micro-batches.
   std::vector<at::Tensor> finish() {
     wait_for_gradients(0);
     const at::Tensor all = world().gather_over_pipeline(at::stack(losses_).unsqueeze(0));
@@ -104,8 +105,9 @@ class Stage final : public PipelineStage {
   Batch next_batch() const {
     const NamedRange data([] { return std::string("data"); });
     Batch batch = step_.next();
-    // The loader reuses the memory of a batch, but the graphs of several micro-batches keep it, so
-    // copy it. The last stage runs no micro-batch ahead if it has a single part.
+    // The loader reuses the memory of a batch, but the graphs of several micro-batches still refer
+    // to their batches, so copy them. The last stage, if it has a single part, runs the backward
+    // pass of each micro-batch immediately and needs no copy.
     if (link_.is_last(0)) return batch;
     for (at::Tensor* t : {&batch.inputs, &batch.starts, &batch.targets}) {
       const bool is_unused = t == &batch.targets && !link_.is_last(link_.parts() - 1);
@@ -119,13 +121,13 @@ class Stage final : public PipelineStage {
   }
 
   void send_gradient(const at::Tensor& dx) {
-    // A stage receives the gradients of a part soon after they were sent, since it alternates
-    // between forward and backward passes as this one does.
+    // The wait is short: the previous stage alternates between forward and backward passes as this
+    // one does, so it receives a gradient soon after it was sent.
     wait_for_gradients(most_unreceived_gradients);
     gradients_.push_back(link_.send_gradient(dx));
   }
 
-  /// Waits until at most so many gradients are being sent.
+  /// Waits until at most `most` sent gradients were not received yet.
   void wait_for_gradients(size_t most) {
     world().guarded([&] {
       for (; gradients_.size() > most; gradients_.pop_front()) gradients_.front()();
@@ -136,7 +138,7 @@ class Stage final : public PipelineStage {
   const StageStep& step_;
   StageLink link_;
   int part_ = 0;                                 // of the current forward pass
-  std::optional<InFlight> now_;                  // during a forward pass
+  std::optional<InFlight> now_;                  // the micro-batch of the current forward pass
   std::vector<std::deque<InFlight>> in_flight_;  // by part
   std::map<int64_t, Batch> batches_;  // by micro-batch, until the last part has used them
   std::deque<Wait> gradients_;
@@ -149,7 +151,7 @@ std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t 
   const int64_t all = micro_batches * parts, behind = stages - stage - 1;
   const int64_t other_parts = parts - 1;
   const int64_t ahead = std::min(parts == 1 ? behind : 2 * behind + other_parts * stages, all);
-  // With a single part, a group is one micro-batch.
+  // With a single part, a group consists of one micro-batch.
   const int64_t group = parts == 1 ? 1 : stages, in_group = group * parts;
   const auto pass = [&](int64_t i, bool is_backward) {
     const auto part = static_cast<int>(i % in_group / group);

@@ -1,6 +1,6 @@
-// Runs the micro-batches of a step on one stage of a pipeline (dist.pipeline). A stage receives the
-// activations of the previous stage, runs its blocks, and sends the result to the next stage;
-// gradients go the other way.
+// Runs the micro-batches of a step on one stage of a pipeline (dist.pipeline). In forward passes, a
+// stage receives the activations of the previous stage, runs its blocks, and sends the result to
+// the next stage. In backward passes, gradients are sent in the other direction.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace lathe {
 
-/// One pass of a micro-batch through a part of a stage; both are counted from 0.
+/// One pass of a micro-batch through a part of a stage. Micro-batches and parts are counted from 0.
 struct StagePass {
   int64_t micro_batch = 0;
   bool is_backward = false;
@@ -23,25 +23,26 @@ struct StagePass {
 
 /// Returns the passes of a stage in their order: forward and backward passes alternate ("1F1B",
 /// Narayanan et al. 2019, "PipeDream"). With one part per stage, stage s of S keeps activations of
-/// at most S - s micro-batches. With several parts, groups of S micro-batches take turns at the
-/// parts (Narayanan et al. 2021, section 2.2.2), and S must divide `micro_batches`. The forward
-/// passes of a part run in the order of micro-batches, and so do its backward passes.
+/// at most S - s micro-batches. With several parts, a group of S micro-batches passes through all
+/// parts before the next group begins (the interleaved schedule, Narayanan et al. 2021, section
+/// 2.2.2), and S must divide `micro_batches`. The forward passes of a part run in the order of
+/// micro-batches, and so do its backward passes.
 std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t micro_batches);
 
-/// The step that a stage takes part in.
+/// The parameters of run_stage().
 struct StageStep {
   const std::function<Batch()>& next;  ///< returns the micro-batches in their order
   int64_t step = 0;                    ///< from 0
   double divisor = 1;                  ///< the number of targets in the step
   BatchPlan plan;
-  /// Called for the backward pass of a part of micro-batch `n`; must call `backward` once.
+  /// Is called for the backward pass of micro-batch `n` through a part; must call `backward` once.
   std::function<void(int64_t n, int part, const std::function<void()>& backward)> around_backward;
 };
 
-/// Runs the passes of a step's micro-batches on this stage, and adds to the gradients of its
-/// parameters. Returns the losses, which are the same on all stages, and adds the seconds of
-/// waiting for other stages to `waited`. Throws Exit::usage if the model does not run its blocks
-/// once in each forward pass.
+/// Runs the passes of a step's micro-batches on this stage, and adds to the gradients of the
+/// stage's parameters. Returns the losses, which are the same on all stages, and adds the seconds
+/// of waiting for other stages to `waited`. Throws Exit::usage if the model does not run its blocks
+/// exactly once in each forward pass.
 std::vector<at::Tensor> run_stage(Session& session, const StageStep& step, double& waited);
 
 }  // namespace lathe

@@ -15,7 +15,8 @@ namespace lathe {
 
 namespace {
 
-/// Calls f(rank, n) for the micro-batches of a step in their order: each is the n-th of a rank.
+/// Calls f(rank, n) for all micro-batches of a step, in their order. `n` is the index of the
+/// micro-batch among those of its rank.
 template <class F>
 void each_micro_batch(const BatchPlan& plan, F&& f) {
   const int ranks = world().data().size;

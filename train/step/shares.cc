@@ -36,8 +36,8 @@ void check_stages(const LoadedConfig& loaded) {
   if (c.memory.offloads("activations")) refuse("activations on disk", "memory.offload");
 }
 
-/// Throws Exit::usage where stages with several parts (dist.virtual_stages) do not support keys, or
-/// the number of micro-batches in each of `groups` groups of processes.
+/// Throws Exit::usage if stages with several parts (dist.virtual_stages) do not support other keys
+/// of the config, or the number of micro-batches of each of `groups` groups of processes.
 void check_virtual_stages(const LoadedConfig& loaded, int64_t groups) {
   const RunConfig& c = loaded.config;
   const int64_t own = c.train.grad_accum / groups;
@@ -57,10 +57,10 @@ void check_virtual_stages(const LoadedConfig& loaded, int64_t groups) {
   }
 }
 
-/// Throws Exit::usage for a number of processes that a replica of `sizes` does not divide.
+/// Throws the Exit::usage error for `all` processes, which the size of a replica does not divide.
 void refuse_grid(const LoadedConfig& loaded, const GridSizes& sizes, int64_t all) {
   const int64_t replica = sizes.replica();
-  std::string key, product;  // the first of the keys, and all of them
+  std::string key, product;  // the first key above 1, and the product of all such keys
   for (const auto& [name, size] : {std::pair("dist.pipeline", sizes.pipeline),
                                    {"dist.context", sizes.context},
                                    {"dist.tensor", sizes.tensor}}) {
@@ -72,8 +72,8 @@ void refuse_grid(const LoadedConfig& loaded, const GridSizes& sizes, int64_t all
        all, " processes; start a multiple of ", replica, ", or change ", key);
 }
 
-/// Returns, for an error message, another way to cut the same global batch, with as few more
-/// micro-batches as possible; empty if there is none.
+/// Returns, for an error message, values of train.grad_accum and train.batch_size that divide the
+/// same global batch, with as few additional micro-batches as possible; "" if there are none.
 std::string same_global_batch(const TrainConfig& c, int64_t processes) {
   const int64_t global = c.grad_accum * c.batch_size;
   const int64_t first = (c.grad_accum + processes - 1) / processes * processes,
@@ -112,7 +112,7 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
   if (c.sum_order == "sequence" && (processes > 1 || sizes.context > 1)) {
     fail(Exit::usage, origin_of(loaded, "train.sum_order"),
          ": train.sum_order = \"sequence\" adds the gradients of all micro-batches of a step one "
-         "after another, which one process alone can do; leave it out, or start one process");
+         "after another, which only a single process can do; leave it out, or start one process");
   }
   if (loaded.config.memory.update_in_backward && c.grad_accum != processes) {
     fail(Exit::usage, origin_of(loaded, "memory.update_in_backward"),

@@ -15,11 +15,12 @@ namespace lathe {
 /// keys that dist.pipeline, dist.context or dist.virtual_stages excludes.
 void check_shares(const LoadedConfig& loaded, int64_t processes);
 
-/// Throws Exit::usage if the processes can't share the layers of this model (dist.tensor): the
-/// model kind has no rules for that, dist.tensor does not divide the units that the rules cut, such
-/// as heads, or other keys exclude it. Also throws for dist.sequence_parallel with dist.tensor = 1.
-/// Does nothing for a single process, which ignores both keys. Call it after resolve_init_from()
-/// and resolve_adapter_base(), which set the keys of [model].
+/// Throws Exit::usage if the processes can't divide the layers of this model (dist.tensor): if the
+/// model kind has no rules for cutting layers, if dist.tensor does not divide the units that the
+/// rules cut, such as heads, or if other keys exclude dist.tensor. Also throws for
+/// dist.sequence_parallel with dist.tensor = 1. Does nothing for a single process, which ignores
+/// both keys. Call it after resolve_init_from() and resolve_adapter_base(), which set the keys of
+/// [model].
 void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes);
 
 /// Returns the sizes of the grid of processes that compute a micro-batch together: dist.pipeline,
@@ -28,9 +29,9 @@ GridSizes replica_of(const RunConfig& config, int64_t processes);
 /// Returns whether `processes` processes can divide the micro-batches of a step equally.
 bool can_share_out(const RunConfig& config, int64_t processes);
 
-/// Returns the checksum of the file of Lathe's library, by which processes notice that they run
-/// different builds; "unknown" if the system does not name the file. Throws Exit::io if the file
-/// can't be read.
+/// Returns the checksum of the file of Lathe's library, by which processes detect that they run
+/// different builds. Returns "unknown" if the system does not name the file. Throws Exit::io if the
+/// file can't be read.
 std::string library_checksum();
 
 }  // namespace lathe

@@ -62,8 +62,9 @@ at::Tensor StageLink::receive_activations(const at::Tensor& x) {
 
   TensorForm form;
   if (DryWorld* const dry = world().dry()) {
-    // A dry run begins with the first stage, before any other stage has recorded what it sends. The
-    // input of its next part is assumed to have the form of the tensor that it sent last.
+    // A dry run begins with the first stage, before any other stage has recorded what it sends. For
+    // the next part of the first stage, assume an input of the same form as the tensor that the
+    // stage sent last.
     form = place_.rank == 0 ? dry->sent.back() : dry->received.at(dry->received_count++);
   } else {
     const int64_t* const fields = header.const_data_ptr<int64_t>();

@@ -13,16 +13,16 @@
 namespace lathe {
 
 /// The connections of this process's stage to the stages before and after it. With several parts
-/// (dist.virtual_stages), the stage after the last one is the first one, which has the next part.
-/// With two stages, each one is both before and after the other. A schedule must therefore receive
-/// in the order in which the other stage sends. Parts of a stage are counted from 0.
+/// (dist.virtual_stages), the last stage sends to the first one, which has the next part. With two
+/// stages, each one is both before and after the other, so a schedule must receive in the order in
+/// which the other stage sends. Parts of a stage are counted from 0.
 class StageLink {
  public:
-  /// `stage` must outlive it.
+  /// `stage` must outlive this object.
   explicit StageLink(const StageParameters& stage);
 
   int parts() const { return stage_.parts(); }
-  /// Returns whether a part has the first block, or the last one.
+  /// Returns whether a part of this stage has the first, or the last, block of the model.
   bool is_first(int part) const { return place_.rank == 0 && part == 0; }
   bool is_last(int part) const { return place_.rank + 1 == place_.size && part + 1 == parts(); }
   /// Returns which of a model's `n` blocks a part has: [first, end). Throws Exit::internal if the
@@ -31,14 +31,14 @@ class StageLink {
   /// Returns the total time in seconds that calls of the receive functions have taken so far.
   double waited() const { return waited_; }
 
-  /// Starts to send the output of this stage's blocks, which is contiguous, to the next stage.
-  /// Returns a function that waits until it was received; it must be called.
+  /// Starts to send `y`, the output of this stage's blocks, to the next stage. `y` must be
+  /// contiguous. Returns a function that waits until `y` was received; the caller must call it.
   std::function<void()> send_activations(const at::Tensor& y) const;
   /// Waits for the activations that the previous stage sends with send_activations(), and returns
   /// them on the device of `x`.
   at::Tensor receive_activations(const at::Tensor& x);
   /// Starts to send the gradient of received activations to the previous stage. Returns a function
-  /// that waits until it was received, as send_activations() does; it must be called.
+  /// that waits until the gradient was received; the caller must call it.
   std::function<void()> send_gradient(const at::Tensor& dx) const;
   /// Waits for the gradient that the next stage sends with send_gradient(), and writes it to `dy`,
   /// which must have the sizes and the dtype of that gradient.

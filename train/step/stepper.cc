@@ -36,8 +36,9 @@ StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
 BatchPlan batch_plan(const RunConfig& config) {
   const int64_t all = config.train.grad_accum;
   const Share share = world().share(all);
-  // Gradients that are shared out after every micro-batch are added up over the ranks first, so
-  // the micro-batches of one round are neighbors in the order of core/tree_sum.h.
+  // If gradients are exchanged after every micro-batch, they are first added up over the ranks.
+  // Ranks then take turns, so that the micro-batches which are added up together are neighbors in
+  // the order of core/tree_sum.h.
   if (exchanges_every_micro_batch(world(), config.dist.shard))
     return {.per_step = all,
             .first = world().data().rank,
@@ -67,8 +68,8 @@ StepResult run_step(Session& s, Loader& loader, int64_t step, bool keep_gradient
 
 namespace {
 
-/// Collects the gradients of a step while its micro-batches run: on the parameters or, with
-/// dist.shard, as sums of the elements that this process owns.
+/// Collects the gradients of a step while its micro-batches run. The sums are on the parameters or,
+/// with dist.shard, in tensors of the elements that this process owns.
 class StepGradients {
  public:
   StepGradients(Session& s, const BatchPlan& plan)
@@ -82,7 +83,8 @@ class StepGradients {
   /// has one backward pass for each of its parts; that of part 0 comes last.
   void begin(int64_t n, int part = 0) {
     const auto runs_now = [&](size_t i) { return !s_.stage || s_.stage->part_of_local(i) == part; };
-    // If gradients are exchanged after every micro-batch, the parameters hold none of earlier ones.
+    // If gradients are exchanged after every micro-batch, the parameters hold no gradients of
+    // earlier micro-batches.
     for (size_t i = 0; !each_ && i < s_.local_params().size(); ++i) {
       if (runs_now(i)) sum_.begin(n, i);
     }
@@ -111,7 +113,8 @@ class StepGradients {
     return seconds_since(begin);
   }
 
-  /// Returns the sums of the own elements, for StepOptions; empty where all are on the parameters.
+  /// Returns the sums of the elements that this process owns, for StepOptions::own_gradients; empty
+  /// if all sums are on the parameters.
   std::vector<at::Tensor> take_own() {
     std::vector<at::Tensor> sums;
     for (TreeSum<at::Tensor>& own : own_) sums.push_back(own.finish(add_gradients));
@@ -126,7 +129,7 @@ class StepGradients {
  private:
   Session& s_;
   BatchPlan plan_;
-  bool each_;  // exchanged after every micro-batch
+  bool each_;  // whether gradients are exchanged after every micro-batch
   GradientSum sum_;
   std::optional<GradientExchange> exchange_;
   std::vector<TreeSum<at::Tensor>> own_;
@@ -178,8 +181,8 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
   return sum_of_losses(losses, plan);
 }
 
-/// Puts the sums of all data ranks' elements on the parameters that this stage updates, as their
-/// gradients. `own`: as StepOptions::own_gradients.
+/// Gathers the sums of all data ranks' elements, and sets them as the gradients of the parameters
+/// that this stage updates. `own` is StepOptions::own_gradients.
 void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
   const std::span<const NamedParameter> params = s.local_params();
   const auto own_of = [&](size_t i) { return own[s.index_of_local(i)]; };
@@ -211,12 +214,12 @@ void publish_update(Session& s) {
   if (s.stage) s.stage->publish_update();
 }
 
-/// Updates the parameters with the gradients of the step. `own`: as StepOptions::own_gradients.
+/// Updates the parameters with the gradients of the step. `own` is StepOptions::own_gradients.
 void update(Session& s, int64_t step, const StepResult& r, const std::vector<at::Tensor>& own) {
   const NamedRange range([] { return std::string("optimizer"); });
   world().note(step + 1, RankPhase::update);
   StepOptions options{.step = step, .loss = r.loss, .own_gradients = own};
-  // This sum is exact in any order: its terms are integers, or all but one process have a 0.
+  // This sum is exact in any order: its terms are integers, or all terms but one are 0.
   options.sum_over_processes = [&](at::Tensor& t) {
     if (s.divides_state()) t.copy_(world().gather_over_data(t.unsqueeze(0)).sum(0));
     if (s.stage) t.copy_(world().gather_over_pipeline(t.unsqueeze(0)).sum(0));
@@ -238,8 +241,8 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   if (s.before_update) s.before_update();
   s.optimizer.step(r.lr, options);
 
-  // Reading the decision would synchronize a GPU, so there the parameters are always published.
-  // After a skipped update, that sends unchanged values.
+  // Reading the decision to skip an update would synchronize a GPU, so on a GPU the parameters are
+  // always published, even if they did not change.
   const bool is_updated = s.device.is_cuda() || s.optimizer.control().skip == 0;
   if (is_updated) publish_update(s);
   // `lathe replay` repeats a failed step with the same scales, so they must not advance after it.
@@ -260,7 +263,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
 
   r.targets = targets;
-  // With no target at all, every sum is 0.
+  // Without any target, every sum is 0, so 1 serves as the divisor.
   const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));
   if (s.config.memory.update_in_backward) {
     if (s.before_update) s.before_update();
@@ -316,7 +319,7 @@ StepStats read_stats(const Session& s, const StepResult& result) {
          "; lower optim.lr, raise schedule.warmup_steps, or use amp.dtype = \"bf16\"");
   }
   if (c.failed_step != 0) {
-    // A NaN has a sign, which means nothing.
+    // Print a NaN without its sign, which has no meaning.
     const auto shown = [](double x) { return std::isnan(x) ? std::string("nan") : str(x); };
     fail(Exit::diverged, "step ", c.failed_step, " diverged: loss ", shown(f.loss),
          ", gradient norm ", shown(f.grad_norm), diverged_remedy(s.config.optim));

@@ -11,7 +11,7 @@
 
 namespace lathe {
 
-/// Returns which micro-batches of each step this process computes.
+/// Returns the plan of the micro-batches of each step that this process computes.
 BatchPlan batch_plan(const RunConfig& config);
 
 /// Returns a loader of this process's training micro-batches, beginning with step `step` (from 0).
@@ -27,34 +27,35 @@ inline Loader training_loader(const Session& s, const Data& data, int64_t step) 
           plan};
 }
 
+/// The results of a step. Times are in seconds.
 struct StepResult {
   at::Tensor loss;  ///< mean over the step's targets, [] on the device
   double lr = 0;
   double data_wait_s = 0;      ///< waiting for a Loader; 0 without one
-  double busy_s = 0;           ///< of the step, with data_wait_s but without exchange_wait_s
+  double busy_s = 0;           ///< duration of the step, without exchange_wait_s
   double exchange_wait_s = 0;  ///< waiting for other processes: their gradients or pipeline stages
   int64_t sent_bytes = 0;      ///< to other processes: gradients, parameters and activations
-  bool is_spike = false;       ///< its update was left out: see optim/spikes.h
-  int64_t targets = 0;         ///< of all processes; with none, `loss` and all gradients are 0
+  bool is_spike = false;       ///< whether the update was skipped as a spike (optim/spikes.h)
+  int64_t targets = 0;         ///< of all processes; if 0, `loss` and all gradients are 0
 };
 
-/// Returns the source of the random numbers of a micro-batch of a step. `micro_batch`: its index
-/// among the step's micro-batches of all processes.
+/// Returns the source of the random numbers of a micro-batch. `micro_batch` is its index among the
+/// step's micro-batches of all processes.
 StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
 
-/// Runs step `step` (from 0) of the session's config. A collective. One process alone does not wait
-/// for a GPU, unless train.spike_sigma is set.
+/// Runs step `step` (from 0) of the session's config. A collective. In a single process, the call
+/// does not wait for a GPU unless train.spike_sigma is set.
 ///
-/// A step with a gradient that is not finite changes no parameter; with memory.update_in_backward,
-/// it may change those whose gradients are finite. With a loss scaler, the next step runs as usual.
-/// Without one, or once the scaler has skipped too many steps in a row, no later step changes a
-/// parameter.
+/// A step with a gradient that is not finite changes no parameter. But with
+/// memory.update_in_backward, it may change parameters whose gradients are finite. With a loss
+/// scaler, the next step runs as usual. Without a scaler, or once the scaler has skipped too many
+/// steps in a row, no later step changes a parameter.
 ///
 /// `keep_gradients`: with dist.shard, gather the complete gradients of all parameters that this
 /// process's pipeline stage updates, so that they can be read after the step.
 StepResult run_step(Session& session, Loader& loader, int64_t step, bool keep_gradients = false);
-/// Does the same on the micro-batches that `next` returns, one for each call. `targets`: the number
-/// of targets in the step's micro-batches of all processes.
+/// Does the same with micro-batches from `next`, which returns one at each call. `targets` is the
+/// number of targets in the step's micro-batches of all processes.
 StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step,
                     int64_t targets, bool keep_gradients = false);
 /// Does the same if every token or sample of the step has a target.
@@ -66,8 +67,8 @@ inline StepResult run_step(Session& session, const std::function<Batch()>& next,
 struct StepStats {
   double loss = 0;
   double grad_norm = 0;   ///< of the unscaled gradients, before clipping; NaN after a spike
-  double loss_scale = 1;  ///< that the step used
-  int64_t updates = 0;    ///< of the run so far
+  double loss_scale = 1;  ///< the loss scale of the step
+  int64_t updates = 0;    ///< number of updates of the run so far
   std::optional<ScaleState> scaler{};  ///< after the step
   /// Of the elements of low-precision parameters whose update is not zero, the share that rounding
   /// left unchanged; nullopt if there are no such elements.
@@ -76,8 +77,8 @@ struct StepStats {
 /// Returns advice for the end of an error that reports a diverged run. It begins with "; ".
 std::string diverged_remedy(const OptimConfig& config);
 
-/// Returns the numbers of the last step, which returned `result`. Waits for a GPU. Throws
-/// Exit::diverged if that step, or one since the last call, ended the run.
+/// Returns the statistics of the last step, whose result is `result`. Waits for a GPU. Throws
+/// Exit::diverged if that step, or an earlier one since the previous call, diverged.
 StepStats read_stats(const Session& session, const StepResult& result);
 
 /// Returns the seconds since this process was started.

@@ -46,7 +46,8 @@ at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, doubl
 
   const OptimConfig& c = s.config.optim;
   if (c.grad_clip > 0 && c.grad_clip_by == "norm") {
-    // This pass draws the same random numbers as the second one, and moves no running statistics.
+    // Mark this pass as a recomputation, so that it updates no running statistics. It draws the
+    // same random numbers as the second pass.
     const ModeGuard guard;
     mode().is_recomputing = true;
     options.loss = run([&](size_t i) { optimizer.sum_gradient(i); });

@@ -6,18 +6,19 @@
 
 namespace lathe {
 
-/// Runs forward and backward on one micro-batch, and updates each parameter and frees its gradient
-/// as soon as that is complete (Lv et al. 2023, "Full parameter fine-tuning for large language
-/// models with limited resources"). The result has the bits of a step that keeps all gradients.
-/// If gradients are clipped by their norm, forward and backward run twice, first for the norm.
+/// Runs the forward and the backward pass of one micro-batch. Updates each parameter as soon as its
+/// gradient is complete, then frees the gradient (Lv et al. 2023, "Full parameter fine-tuning for
+/// large language models with limited resources"). The result has the bits of a step that keeps all
+/// gradients. If gradients are clipped by their norm, both passes run twice, first to compute the
+/// norm.
 ///
-/// Of several processes, each has one micro-batch of the step. Their gradients are exchanged during
-/// the backward pass, in buckets, and each process updates all parameters with the sums.
+/// If there are several processes, each has one micro-batch of the step. Their gradients are
+/// exchanged during the backward pass, in buckets, and each process updates all parameters.
 ///
-/// `divisor`: of the loss; `lr`: the step's learning rate. Returns the loss of the step, float32
-/// [], and adds the seconds of waiting for other processes to `waited`. A gradient that is not
-/// finite leaves its parameter untouched, and the optimizer's control names the step as failed.
-/// Requires complete parameters on each process, and no loss scale.
+/// `divisor` is the number by which the loss is divided, and `lr` the step's learning rate. Returns
+/// the loss of the step, float32 [], and adds the seconds of waiting for other processes to
+/// `waited`. If a gradient is not finite, its parameter is not updated, and Optimizer::control()
+/// names the step as failed. Requires complete parameters in each process, and no loss scale.
 at::Tensor run_updating_step(Session& session, const Batch& batch, int64_t step, double divisor,
                              double lr, double& waited);
 

@@ -94,9 +94,9 @@ void complete_folder(const fs::path& temporary, const fs::path& target, const Ru
   fault_point("save: parent synced");
 }
 
-/// Runs `work` on every rank, and returns what it returned on each of them. If it throws on one of
-/// them, throws the same error there, and Exit::io on the others. If this process writes alone,
-/// returns what `work` does.
+/// Runs `work` on every rank, and returns the results of all ranks. If `work` throws on a rank,
+/// throws the same error on that rank, and Exit::io on the others. Unless `is_divided`, runs `work`
+/// only on this process.
 std::vector<std::string> on_all_ranks(bool is_divided, const std::function<std::string()>& work) {
   if (!is_divided) return {work()};
   std::string text;
@@ -187,8 +187,8 @@ void write_checkpoint(const fs::path& target, const RunState& state, const Snaps
     const auto space = fs::space(target.parent_path().parent_path(), unknown);
     std::string room;
     if (e.is_full()) room = str("; it takes a little over ", snapshot.bytes(), " bytes");
-    // Where space() reports enough free bytes, do not print them: the disk may still be full,
-    // because of a quota, or of the file system's blocks and its own records.
+    // If space() reports enough free bytes, do not print them: the disk may still be full, because
+    // of a quota, or because of the file system's block size and metadata.
     const bool is_short = !unknown && space.available <= static_cast<uintmax_t>(snapshot.bytes());
     if (e.is_full() && is_short) room += str(", and ", space.available, " are free");
     throw FileError(e.code(), str("checkpoint ", name, " is not saved: ", e.cause(), room),
@@ -214,7 +214,7 @@ fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snap
   write_checkpoint(target, state, snapshot);
   if (snapshot.is_divided && !world().is_writer()) return target;
 
-  // Old ones lose their names, durably, before they lose their files: a folder named step-N is
+  // Rename old checkpoints durably before deleting their files, so that a folder named step-N is
   // complete at any moment.
   const auto all = numbered_checkpoints(run);
   std::vector<int64_t> steps;
@@ -228,7 +228,7 @@ fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snap
     }
     if (!doomed.empty()) sync_folder(parent);
     clean_checkpoints(run);
-  } catch (const FileError& e) {  // what is new is safe; the next save tries again
+  } catch (const FileError& e) {  // the new checkpoint is safe; the next save tries again
     log_warn("old checkpoints are not deleted: ", e.cause());
   }
   return target;
@@ -241,7 +241,7 @@ fs::path copy_complete(const fs::path& checkpoint, const fs::path& run, const Ru
   const auto entries_of = [&](const CheckpointTensors& file) {
     std::vector<TensorEntry> entries = file.tensors();
     for (TensorEntry& entry : entries) {
-      // A tensor is put together when it is written, so that one at a time is in memory.
+      // A tensor is put together when it is written, so that only one is in memory at a time.
       entry.stream = [&file, &before_tensor, name = entry.name](const auto& put) {
         before_tensor();
         const TensorEntry& whole = file.at(name);

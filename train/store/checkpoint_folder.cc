@@ -55,8 +55,8 @@ bool is_intact(const fs::path& checkpoint) {
   }
 }
 
-/// Returns the step at the beginning of a checkpoint's state.json; nullopt where it does not begin
-/// as Lathe writes it. The complete file holds the tokenizer, which takes seconds to read.
+/// Returns the step at the beginning of a checkpoint's state.json; nullopt if it does not begin as
+/// Lathe writes it. The complete file holds the tokenizer, which takes seconds to read.
 std::optional<int64_t> first_step(const fs::path& checkpoint) {
   std::error_code none;
   // Opening a pipe would wait for its other end.
@@ -128,8 +128,8 @@ void clean_checkpoints(const fs::path& run) {
     try {
       remove_tree(path);
     } catch (const FileError& e) {
-      log_warn(path.filename().string(), " is left: ", e.cause(),
-               "; it is no longer needed, and can be removed by hand");
+      log_warn(path.filename().string(), " could not be removed: ", e.cause(),
+               "; it is no longer needed and can be removed by hand");
     }
   }
 }
@@ -145,7 +145,7 @@ void move_into_place(const fs::path& written, const fs::path& target) {
   try {
     rename_file(written, target);
   } catch (const FileError&) {
-    std::error_code unknown;  // where this fails too, restore_replaced() repeats it
+    std::error_code unknown;  // if this fails too, restore_replaced() repeats it
     fs::rename(replaced, target, unknown);
     throw;
   }
@@ -179,8 +179,8 @@ Json files_of_manifest(const fs::path& checkpoint) {
   return json_get<Json>(manifest, "files", where, Exit::checkpoint);
 }
 
-/// Returns the number of processes among whose files the tensors are divided; 0 if one file has
-/// all.
+/// Returns the number of processes among whose files the tensors are divided; 0 if a single file
+/// has all tensors.
 int ranks_of(const Json& files) {
   constexpr int most = 99'999;
   const std::string first = tensor_file_name(CheckpointPart::model, 0, most);
@@ -313,7 +313,7 @@ fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
     return path;
   }
 
-  // From here on it is a run. Its newest checkpoint also records which one was the best.
+  // From here on, `path` is a run. Its newest checkpoint also records which one was the best.
   const auto newest = newest_checkpoint(path);
   if (!newest && path.filename() == "checkpoints") {
     fail(Exit::checkpoint, path.string(),

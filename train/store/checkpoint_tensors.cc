@@ -17,7 +17,8 @@
 namespace lathe {
 namespace {
 
-/// Returns a list of sizes, each of at least 0, whose product fits 64 bits.
+/// Reads a list of sizes. Throws Exit::checkpoint unless each is at least 0 and their product fits
+/// 64 bits.
 std::vector<int64_t> sizes_in(const Json& json, const char* key, const std::string& where) {
   int64_t numel = 1;
   std::vector<int64_t> sizes;
@@ -37,7 +38,7 @@ bool has_same_cut(const TensorPart& a, const TensorPart& b) {
                     a.cut->parts == b.cut->parts);
 }
 
-/// Returns the index of the part that the elements are of.
+/// Returns the index of the tensor rank's part that has the elements; 0 without a cut.
 int64_t index_of(const TensorPart& part) { return part.cut ? part.cut->part : 0; }
 
 }  // namespace

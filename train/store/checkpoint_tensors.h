@@ -18,14 +18,14 @@
 
 namespace lathe {
 
-/// Which elements of a tensor a file has. They are 1-D there, and the note of their TensorEntry
-/// describes them.
+/// The elements of a tensor that a file has. In the file they are 1-D, and the note of their
+/// TensorEntry has this description.
 struct TensorPart {
   std::vector<int64_t> sizes;    ///< of the complete tensor
-  std::optional<TensorCut> cut;  ///< how tensor ranks have cut it, and which part this one is of
-  ElementRange range;            ///< elements of the part of `cut`, or of the tensor without one
+  std::optional<TensorCut> cut;  ///< how it is cut among tensor ranks, and which part this is
+  ElementRange range;            ///< within the part of `cut`, or without a cut, within the tensor
 
-  /// Returns the number of elements of the part that `range` is within.
+  /// Returns the number of elements of the part or tensor that contains `range`.
   int64_t numel() const;
   /// Returns whether `range` is the complete tensor.
   bool is_complete() const { return !cut && range.size() == numel(); }
@@ -43,13 +43,13 @@ class CheckpointTensors {
   /// Exit::checkpoint otherwise.
   CheckpointTensors(const fs::path& checkpoint, CheckpointPart which);
 
-  /// Returns all tensors, sorted by name. Only names, dtypes and shapes are set in those of which
-  /// each file has a part; find() and at() return them with their bytes.
+  /// Returns all tensors, sorted by name. Of tensors that are divided among files, only names,
+  /// dtypes and shapes are set; find() and at() return them with their bytes.
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   /// Returns the complete tensor of that name, or null. If it is divided among files, it is put
   /// together in memory, where it stays until release().
   const TensorEntry* find(const std::string& name) const;
-  /// Returns the same. Throws Exit::checkpoint with the name if there is none.
+  /// Returns find(name). Throws Exit::checkpoint with the name if there is no such tensor.
   const TensorEntry& at(const std::string& name) const;
   /// Releases the memory of a tensor's bytes; find() and at() read them again.
   void release(const TensorEntry& entry) const;
@@ -71,7 +71,7 @@ class CheckpointTensors {
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   mutable std::vector<TensorEntry> tensors_;
   std::vector<std::vector<Piece>> pieces_;  // of each tensor; empty if files_[0] has all of them
-  mutable std::vector<at::Tensor> memory_;  // of those that are put together
+  mutable std::vector<at::Tensor> memory_;  // of each tensor, if it is put together
 };
 
 }  // namespace lathe

@@ -1,4 +1,3 @@
-// Reads /proc/locks: taking the lock to test it could block a trainer that starts.
 #include "train/store/curves.h"
 
 #include <sys/stat.h>
@@ -103,8 +102,8 @@ bool Curves::read() {
   const uint64_t size = fs::file_size(path, error);
   if (error) return false;
 
-  // A resumed run has cut the file back to its checkpoint, and the file may since have grown beyond
-  // offset_. Then the last line that was read is not at its old position.
+  // A resumed run may have truncated the file to its checkpoint, and the file may since have grown
+  // beyond offset_. In this case, the last line that was read is no longer at its old position.
   std::ifstream file(path, std::ios::binary);
   bool cut = size < offset_;
   if (!cut && !last_line_.empty()) {
@@ -189,7 +188,8 @@ std::vector<std::string> last_lines(const fs::path& path, uint64_t most) {
   return lines;
 }
 
-/// Adds the newest step, losses and speed that the last lines of metrics.jsonl, at `path`, have.
+/// Adds the newest step, losses and speed from the last lines of metrics.jsonl, whose path is
+/// `path`.
 void add_last_metrics(const std::vector<std::string>& lines, const fs::path& path, RunSummary& s) {
   bool has_step = false;
   for (auto line = lines.rbegin(); line != lines.rend() && !(has_step && s.val_loss); ++line) {
@@ -275,7 +275,7 @@ RunSummary summarize(const fs::path& run) {
       s.best_val_loss = state.best_val_loss;
       stalled = has_stalled(state, whole("train.early_stop"));
       if (!s.val_loss) s.val_loss = state.val_loss;
-    } catch (const Error&) {  // deleted meanwhile or damaged: use what the metrics have
+    } catch (const Error&) {  // deleted in the meantime or damaged: use only the metrics
     }
   }
 
@@ -303,7 +303,7 @@ RunSummary summarize(const fs::path& run) {
 
 namespace {
 
-/// Calls f(); where that fails because `path` or a file in it can't be read, reports why.
+/// Calls f(). If it fails because `path` or a file in it can't be read, reports why.
 void report_unreadable(const fs::path& path, const ReportUnreadable& report,
                        const std::function<void()>& f) {
   try {

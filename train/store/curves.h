@@ -1,5 +1,5 @@
-// Reads the curves and states of run folders without changing them, also of runs that are training
-// or were written by an older build.
+// Reads the curves and states of run folders without changing the folders. The runs may be
+// training, or may have been written by an older build.
 #pragma once
 
 #include <cstdint>
@@ -24,22 +24,22 @@ struct Series {
 /// Returns the step and value of the lowest value that is a number; of the first value if all are
 /// NaN. The series must not be empty.
 std::pair<int64_t, double> lowest(const Series& series);
-/// Returns json_number(*x), or null if `x` is empty.
+/// Returns json_number(*x), or a JSON null if `x` is empty.
 Json number_or_null(const std::optional<double>& x);
 
-/// The curves in metrics.jsonl of a run, as far as it is written.
+/// The curves in the metrics.jsonl of a run, as far as the file is written.
 class Curves {
  public:
-  /// Reads nothing yet. Throws Exit::usage where the folder has neither metrics.jsonl nor
-  /// config.toml.
+  /// Does not read the curves yet; see read(). Throws Exit::usage if the folder has neither
+  /// metrics.jsonl nor config.toml.
   explicit Curves(const fs::path& run);
-  /// Reads the complete lines that were added since the last call; a file that a resumed run has
-  /// cut back since is read again from its start. Returns whether anything changed. Throws
+  /// Reads the complete lines that were added since the last call; if a resumed run has truncated
+  /// the file since, reads it again from its start. Returns whether anything changed. Throws
   /// Exit::io, with the line's number, for a line that Lathe did not write.
   bool read();
 
-  /// Series by the keys of metrics.jsonl; statistics of layers are "layers/STATISTIC/LAYER", those
-  /// of processes "ranks/STATISTIC/RANK", categories of memory "memory/NAME".
+  /// The series by the keys of metrics.jsonl. Statistics of layers are "layers/STATISTIC/LAYER",
+  /// those of processes "ranks/STATISTIC/RANK", categories of memory "memory/NAME".
   std::map<std::string, Series> series;
   /// A key of the config that changed when the run was resumed after `step`.
   struct Change {
@@ -61,16 +61,16 @@ class Curves {
 
   fs::path run_;
   uint64_t offset_ = 0;    // of the next line
-  std::string last_line_;  // before it, with its line break
+  std::string last_line_;  // the line before offset_, with its line break
   int64_t lines_ = 0;
-  Json memory_ = Json::object();  // of the last line that has it
+  Json memory_ = Json::object();  // of the last line that has this key
 };
 
-/// Returns the keys of a run folder's config.toml with their values as TOML text; none where there
+/// Returns the keys of a run folder's config.toml with their values as TOML text; no keys if there
 /// is no such file.
 std::map<std::string, std::string> config_keys(const fs::path& run);
-/// Returns the keys that differ between runs, each with the values of all runs; "" where a run does
-/// not have the key. train.out_dir, the path of a run, is left out.
+/// Returns the keys that differ between runs, each with the values of all runs; the value is "" if
+/// a run does not have the key. Leaves out train.out_dir, the path of a run.
 std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(
     const std::vector<fs::path>& runs);
 
@@ -85,9 +85,9 @@ struct RunSummary {
   double age_s = 0;  ///< since the last line of metrics.jsonl; NaN without that file
 };
 /// Reads the end of metrics.jsonl and the newest checkpoint's state. A run counts as running while
-/// a process of this machine holds its lock. The run may also be one of another machine, on a
-/// shared file system. It therefore also counts as running if its last line is younger than a
-/// minute and of a step after its newest checkpoint, and it has neither finished nor diverged.
+/// a process of this machine holds its lock. A run on a shared file system may be training on
+/// another machine. A run therefore also counts as running if it has neither finished nor diverged,
+/// and its last line is younger than a minute and of a step after its newest checkpoint.
 RunSummary summarize(const fs::path& run);
 /// Takes a sentence about a folder or run that can't be read.
 using ReportUnreadable = std::function<void(const std::string& why)>;

@@ -6,8 +6,8 @@
 namespace lathe {
 
 /// Returns how the inputs of a run were prepared. For checkpoints of earlier builds, and for those
-/// with very many statistics, only the data folder has it. Throws Exit::data if that folder is
-/// missing or has other data.
+/// with very many statistics, only the data folder has this information. Throws Exit::data if that
+/// folder is missing or has other data.
 ExampleEncoding encoding_of(const fs::path& run, const RunState& state, const RunConfig& config);
 
 /// Throws Exit::data if the examples in `folder`, whose encoding is `theirs`, have other classes or

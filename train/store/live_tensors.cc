@@ -16,7 +16,7 @@ TensorEntry LiveTensors::add(const std::string& name, const at::Tensor& tensor) 
 }
 
 void LiveTensors::write(size_t i, size_t bytes, const Put& put) {
-  // A write that fails ends the wait of copy_rest() too.
+  // Ends the wait of copy_rest() after each part, even if writing it fails.
   struct Writing {
     LiveTensors& all;
     ~Writing() {
@@ -28,7 +28,7 @@ void LiveTensors::write(size_t i, size_t bytes, const Put& put) {
     }
   };
 
-  // An update waits for a part of a tensor at most, also where the disk is slow.
+  // Write in parts, so that an update waits for at most one part, even if the disk is slow.
   constexpr size_t most = size_t{8} << 20;
   for (size_t at = 0; at < bytes; at += most) {
     at::Tensor now;
@@ -46,7 +46,8 @@ void LiveTensors::write(size_t i, size_t bytes, const Put& put) {
 
 void LiveTensors::copy_rest() {
   const MemoryScope memory(Memory::checkpoints);
-  // Backward, since the writing thread goes forward meanwhile.
+  // Copy from the last to the first, since the writing thread writes from the first to the last at
+  // the same time.
   for (size_t i = items_.size(); i-- > 0;) {
     std::unique_lock lock(mutex_);
     part_written_.wait(lock, [&] { return writing_ != i; });

@@ -23,13 +23,13 @@ class LiveTensors : public std::enable_shared_from_this<LiveTensors> {
   /// most once. One thread writes all entries, without using ATen's thread pool.
   TensorEntry add(const std::string& name, const at::Tensor& tensor);
   /// Copies the tensors that are not written completely, after waiting for the part that is being
-  /// written. After that, all of them may be changed. The copies are of Memory::checkpoints, and
-  /// each is freed when it is written.
+  /// written. After that, all of them may be changed. The copies count as Memory::checkpoints, and
+  /// each is freed once it is written.
   void copy_rest();
 
  private:
   struct Item {
-    at::Tensor tensor;  // undefined when it is written
+    at::Tensor tensor;  // undefined once it is written
     bool is_copied = false;
   };
   using Put = std::function<void(std::span<const std::byte>)>;

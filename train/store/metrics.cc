@@ -17,6 +17,7 @@ uint64_t bytes_of(const fs::path& path) {
   return fs::file_size(path);
 }
 
+/// Truncates or renames the file as the constructor of ResumableFile does. Returns `path`.
 fs::path cut_back(const fs::path& path, uint64_t length, const fs::path& aside,
                   uint64_t (*whole)(std::string_view)) {
   const uint64_t has = bytes_of(path);
@@ -85,7 +86,7 @@ void Metrics::add(const StepMetrics& m) {
             {"loss_scale", m.loss_scale},
             {"time", unix_seconds()}};
 
-  // Absent where there is nothing to report, which keeps most lines short.
+  // Leave out keys that have nothing to report, which keeps most lines short.
   if (m.skipped > 0) json["skipped"] = m.skipped;
   if (m.spikes > 0) json["spikes"] = m.spikes;
   if (m.updates_lost) json["updates_lost"] = *m.updates_lost;

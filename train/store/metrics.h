@@ -1,11 +1,12 @@
 // The metrics that a run writes while it trains: the interface of sinks, and the first sink,
 // metrics.jsonl. It has one JSON object for each logged step, {step, val_loss, ...} objects for
-// evaluations, and {step, changed} objects where a run resumed with another config. The table of
+// evaluations, and {step, changed} objects when a run resumes with another config. The table of
 // sinks is in train/store/sinks.cc.
 //
-// A sink with per-step data uses a ResumableFile, whose length each checkpoint stores
-// (metrics_bytes, sink_bytes), so that each step occurs once even if the run was killed. The length
-// of a disabled sink stays in the checkpoints, and is used when the sink is enabled again.
+// A sink that writes a file of steps uses a ResumableFile, whose length each checkpoint stores
+// (metrics_bytes, sink_bytes), so that the file has each step once, even if the run was killed and
+// resumed. The length of a disabled sink stays in the checkpoints, and is used when the sink is
+// enabled again.
 #pragma once
 
 #include <cstdint>
@@ -29,15 +30,15 @@ struct LayerStats {
   std::optional<double>
       update_ratio{};  ///< norm of the step's update over that of the weights before it
   std::optional<double>
-      act_max{};  ///< largest magnitude of what it returned for the first micro-batch
-  std::optional<double> dead{};  ///< share of its activation's units that never fired there
+      act_max{};  ///< largest magnitude of its output for the first micro-batch of the step
+  std::optional<double> dead{};  ///< share of its units that never fired in that micro-batch
 };
 
 /// The time, memory and bytes sent of one process in a step of a run on several processes.
 struct RankStats {
   double busy_ms = 0;  ///< its own work
   double wait_ms =
-      0;  ///< waiting for the others' gradients or pipeline stages, beyond what its own work hid
+      0;  ///< waiting for gradients or stages of other processes, unless hidden by its own work
   int64_t memory_bytes = 0;
   int64_t sent_bytes = 0;  ///< to the others: gradients, parameters and activations
 };
@@ -47,14 +48,14 @@ struct StepMetrics {
   double loss = 0, lr = 0, grad_norm = 0;
   int64_t units = 0;  ///< tokens or samples so far
   double units_per_sec = 0, step_ms = 0;
-  std::optional<double> mfu;  ///< null where the device's ceiling is not known
+  std::optional<double> mfu;  ///< null if the device's peak rate is not known
   double data_wait_ms = 0;
   int64_t memory_bytes = 0;
-  double loss_scale = 1;  ///< that the step used
+  double loss_scale = 1;  ///< used by this step
   int64_t skipped = 0;  ///< steps so far whose update was skipped for gradients that are not finite
-  int64_t spikes = 0;   ///< steps so far whose update was left out for their loss
+  int64_t spikes = 0;   ///< steps so far whose update was skipped for a loss spike
   std::optional<double>
-      updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
+      updates_lost{};  ///< share of low-precision elements whose update was rounded away
   std::vector<RankStats> ranks{};    ///< in the order of ranks; empty in a single process
   std::vector<LayerStats> layers{};  ///< in steps that log.layers selects
   /// On a CPU, the peak of each category of memory (core/memory.h), in bytes; empty if no peak has
@@ -65,13 +66,11 @@ struct StepMetrics {
 /// Returns the statistics that a layer has, with their names.
 std::vector<std::pair<std::string, double>> named_stats(const LayerStats& layer);
 
-/// Lengths of files that are cut back, by their path in the run folder.
+/// Lengths to which files are truncated on resume, by their path in the run folder.
 using FileLengths = std::map<std::string, uint64_t>;
 
 /// An output for the metrics of a run. Each sink has a source file in train/store/ and a line in
-/// the table of sinks.cc, and overrides the functions for the data that it writes. A sink that
-/// writes a file of steps uses a ResumableFile, so that the file has each step once, even if the
-/// run was killed and resumed.
+/// the table of sinks.cc, and overrides the functions for the data that it writes.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
@@ -94,14 +93,15 @@ class MetricsSink {
   virtual uint64_t sync() { return 0; }
 };
 
-/// A file that grows while a run trains, and is cut back to its length in the checkpoint that the
-/// run resumes from.
+/// A file that grows while a run trains. On resume, it is truncated to the length that it had at
+/// the checkpoint.
 class ResumableFile {
  public:
   /// Opens the file for appending, after truncating it to `length` bytes if it is longer, and logs
-  /// that. With a length of 0, an existing file does not belong to the checkpoint and is renamed to
-  /// `aside`. If the file is shorter or missing, a warning is logged, and the run continues with
-  /// the intact beginning, whose length `whole(bytes)` returns.
+  /// that. If `length` is 0, an existing file does not belong to the checkpoint, and is renamed to
+  /// `aside`. If the file is shorter or missing, logs a warning, and the run continues with the
+  /// beginning of the file that consists of complete records; whole(bytes) returns the length of
+  /// this beginning.
   ResumableFile(const fs::path& path, uint64_t length, const fs::path& aside,
                 uint64_t (*whole)(std::string_view bytes));
   void write(std::string_view text) { file_.write(text); }
@@ -117,7 +117,7 @@ uint64_t whole_lines(std::string_view text);
 /// Returns the current time in seconds since 1970.
 double unix_seconds();
 
-/// metrics.jsonl.
+/// Writes metrics.jsonl.
 class Metrics final : public MetricsSink {
  public:
   /// Opens the file and truncates it to `length` bytes, as ResumableFile does. `unit`: the unit of

@@ -11,8 +11,8 @@ namespace {
 
 constexpr const char* contents_name = "unfinished";
 
-/// Reports whether a command left this: an empty folder, or one with the lock file and at most the
-/// contents beside it.
+/// Returns whether an interrupted command left this: an empty folder, or one with only the lock
+/// file and possibly the contents.
 bool is_left_by_a_command(const fs::path& unfinished) {
   if (!fs::is_directory(fs::symlink_status(unfinished))) return false;
 
@@ -34,7 +34,7 @@ NewFolder::NewFolder(const fs::path& path, StopAsked stop)
   check_free();
   claim_.emplace(unfinished_, "lathe command", path_);
 
-  check_free();  // Another command may have been faster.
+  check_free();  // another command may have written `path` before the claim
   remove_tree(contents_);
   make_folders(contents_);
   fault_point("new folder: created");
@@ -43,7 +43,7 @@ NewFolder::NewFolder(const fs::path& path, StopAsked stop)
 NewFolder::~NewFolder() {
   try {
     remove_tree(contents_);
-  } catch (const Error&) {  // What went wrong first is reported.
+  } catch (const Error&) {  // the first error is the one to report
   }
 
   claim_.reset();
@@ -54,7 +54,7 @@ NewFolder::~NewFolder() {
 
 void NewFolder::check_free() const {
   if (fs::exists(path_) && !(fs::is_directory(path_) && fs::is_empty(path_)))
-    fail(Exit::usage, path_.string(), " is there already; give another --out, or remove it");
+    fail(Exit::usage, path_.string(), " already exists; give another --out, or remove it");
   if (fs::is_symlink(path_)) {
     fail(Exit::usage, path_.string(),
          " is a symbolic link, which a folder can't replace; give the path that it leads to as "
@@ -63,14 +63,14 @@ void NewFolder::check_free() const {
 
   if (fs::exists(fs::symlink_status(unfinished_)) && !is_left_by_a_command(unfinished_)) {
     fail(Exit::usage, unfinished_.string(), " was not left by lathe, and ", path_.string(),
-         " is written under that name first; rename the former, or give another --out");
+         " is written under that name first; rename that folder, or give another --out");
   }
 }
 
 void NewFolder::check_stop() const {
   if (stop_ && stop_())
     fail(Exit::stopped, "stopped; nothing is left in ", path_.string(),
-         ", run the same command again to write it");
+         "; run the same command again to write it");
 }
 
 void NewFolder::publish() {

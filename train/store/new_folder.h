@@ -8,10 +8,10 @@
 
 namespace lathe {
 
-/// Reports whether the user asked the command to stop.
+/// Returns whether the user asked the command to stop.
 using StopAsked = std::function<bool()>;
 
-/// A folder that is written under a temporary name beside its path and renamed by publish().
+/// A folder that is written under a temporary name next to its path and renamed by publish().
 /// Without publish(), the destructor removes it. If a process is killed, the next command that
 /// writes the same path removes what it left.
 class NewFolder {

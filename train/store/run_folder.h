@@ -14,7 +14,7 @@
 namespace lathe {
 
 /// Renames a file or folder to the first unused of the names `to`, `to`.2, `to`.3, ..., and logs
-/// that. Throws Exit::io where it can't.
+/// that. Throws Exit::io if it can't. Returns the new name.
 fs::path move_to_backup(const fs::path& path, const fs::path& to);
 
 /// Throws Exit::usage if the folder has a config.toml that Lathe did not write. Call it for a

@@ -257,8 +257,8 @@ std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& info) {
 void check_tokenizer(const fs::path& data, const DatasetInfo& info, const RunState& state) {
   if (info.tokenizer && state.tokenizer && *info.tokenizer != *state.tokenizer) {
     fail(Exit::data, data.string(),
-         " was made with another tokenizer or vocabulary than the run's data; its loss would mean "
-         "nothing");
+         " was made with another tokenizer or vocabulary than the run's data, so its loss would be "
+         "meaningless; prepare the data with the run's tokenizer");
   }
 }
 
@@ -269,7 +269,7 @@ RunConfig saved_config(const RunState& state, const fs::path& checkpoint) {
   const int64_t vocab_size = batch_sizes(config).vocab_size;
   if (state.tokenizer && vocab_size > 0 && state.tokenizer->size() > vocab_size) {
     fail(Exit::checkpoint, where, ": the tokenizer has ", state.tokenizer->size(),
-         " tokens, and the model a vocabulary of ", vocab_size);
+         " tokens, but the model has a vocabulary of ", vocab_size);
   }
   return config;
 }

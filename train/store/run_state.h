@@ -1,4 +1,4 @@
-// The state of a run beside its tensors: RunState, and state.json of a checkpoint.
+// The state of a run without its tensors: RunState, and state.json of a checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,9 @@ struct TrainProgress {
           best_step = -1;  ///< the steps after which these two were measured; -1 for none
   int64_t evaluations_since_best = 0;  ///< in a row without a lower validation loss
   bool eval_due = false;    ///< this step's evaluation was interrupted; it runs first on resume
-  bool sample_due = false;  ///< the same of this step's sample
-  std::optional<ScaleState> scaler;  ///< of the loss scale, if there is one
-  std::optional<SpikeState> spikes;  ///< of the spike filter, if there is one
+  bool sample_due = false;  ///< the same for this step's sample
+  std::optional<ScaleState> scaler;  ///< the loss scale, if there is one
+  std::optional<SpikeState> spikes;  ///< the spike filter's state, if there is one
 };
 
 /// Identifies a run: the inputs that its bits depend on, and the inputs and outputs of its model.
@@ -53,7 +53,7 @@ struct RunIdentity {
   std::optional<ExampleEncoding> encoding;  ///< how new examples become inputs; none for tokens
 };
 
-/// Lengths of the files that are cut back to a checkpoint's step when a run resumes from it.
+/// Lengths of the files that are truncated to a checkpoint's step when a run resumes from it.
 struct OutputLengths {
   uint64_t metrics_bytes = 0;                  ///< of metrics.jsonl
   std::map<std::string, uint64_t> sink_bytes;  ///< of the others, by path in the run folder
@@ -70,26 +70,26 @@ struct Provenance {
   std::vector<std::string> ignored_keys;  ///< of its config.json or GGUF file (--ignore-key)
 };
 
-/// The state of a run beside its tensors.
+/// The state of a run without its tensors.
 struct RunState : TrainProgress, RunIdentity, OutputLengths, Provenance {};
 
 /// Returns whether the last `evaluations` evaluations have not lowered the best validation loss;
-/// false for 0. The result depends on saved state alone, so a resumed run and all of its processes
-/// decide the same.
+/// false for 0. The result depends only on saved state, so a resumed run and all of its processes
+/// make the same decision.
 bool has_stalled(const TrainProgress& progress, int64_t evaluations);
 
 /// Returns the contents of state.json.
 Json state_json(const RunState& state);
-/// Reads state.json; the name of the folder is not used. Throws Exit::checkpoint with the field,
-/// its value and the allowed range where a number is out of it.
+/// Reads state.json; the name of the folder is not used. Throws Exit::checkpoint if the file is not
+/// valid. If a number is out of its range, the error has the field, its value and the range.
 RunState read_state(const fs::path& checkpoint);
-/// Returns how a checkpoint's model encodes new examples; nullopt for tokens, and if
-/// there are too many statistics to store them in each checkpoint.
+/// Returns the encoding of examples that checkpoints store; nullopt for tokens, and if there are
+/// too many statistics to store them in each checkpoint.
 std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& info);
-/// Throws Exit::data where a data folder has another tokenizer or vocabulary than the run.
+/// Throws Exit::data if a data folder has another tokenizer or vocabulary than the run.
 void check_tokenizer(const fs::path& data, const DatasetInfo& info, const RunState& state);
-/// Returns the config in a checkpoint's state. Throws Exit::checkpoint where it is not valid, or
-/// where the tokenizer has more tokens than the model.
+/// Returns the config in a checkpoint's state. Throws Exit::checkpoint if it is not valid, or if
+/// the tokenizer has more tokens than the model.
 RunConfig saved_config(const RunState& state, const fs::path& checkpoint);
 
 }  // namespace lathe

@@ -60,8 +60,8 @@ class Csv final : public MetricsSink {
 
   void add_validation(int64_t step,
                       const std::vector<std::pair<std::string, double>>& metrics) override {
-    // An evaluation of few batches may lack metrics that others have, such as the loss of a small
-    // source of a mixture.
+    // The metrics of the first evaluation become the columns. A later evaluation of few batches may
+    // lack some of them, such as the loss of a small source of a mixture.
     if (names_.empty()) {
       for (const auto& [name, value] : metrics) names_.push_back(name);
       std::string head = "step,";

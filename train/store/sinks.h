@@ -24,7 +24,7 @@ struct SinkOptions {
 /// Forwards each call to all sinks that the config asks for.
 class MetricsSinks final : public MetricsSink {
  public:
-  /// Makes an object without sinks, for a rank that does not write the run folder.
+  /// Creates an object without sinks, for a rank that does not write the run folder.
   MetricsSinks() = default;
   MetricsSinks(const LogConfig& config, const SinkOptions& options);
   void add(const StepMetrics& m) override;

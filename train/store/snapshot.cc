@@ -29,8 +29,8 @@ struct SavedTensor {
   std::string name;
   at::Tensor tensor;
   at::ScalarType dtype;
-  std::vector<int64_t> sizes;            ///< of this tensor rank's part, where it is cut
-  int64_t own_end;                       ///< the last element that this rank has, + 1
+  std::vector<int64_t> sizes;            ///< of this tensor rank's part, if it is cut
+  int64_t own_end;                       ///< index after the last element that this rank has
   const TensorCut* cut = nullptr;        ///< how it is cut among tensor ranks, or null
   const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in its scratch file
   bool is_updated = true;                ///< only an update changes it, not a forward pass
@@ -54,11 +54,11 @@ std::pair<at::Tensor, int64_t> kept_of(const NamedParameter& p) {
   return {elements.numel() == t.numel() ? elements.view(t.sizes()) : elements, end};
 }
 
-/// The elements of a tensor that each process has. Those of a stage, and within a stage those of a
-/// data rank, follow each other.
+/// The elements of each tensor that each process has. The elements of a stage are contiguous, and
+/// so are those of a data rank within its stage.
 class KeptElements {
  public:
-  /// A collective of the data ranks and of the stages.
+  /// Gathers the ranges of all processes. A collective of the data ranks and of the stages.
   explicit KeptElements(const std::vector<SavedTensor>& all) : count_(all.size()) {
     at::Tensor mine = at::empty({1, std::ssize(all)}, at::kLong), kept = at::empty_like(mine);
     for (size_t i = 0; i < count_; ++i) {
@@ -100,7 +100,7 @@ class KeptElements {
 /// Returns the elements of tensor i that this process writes.
 ElementRange written_range(const SavedTensor& saved, size_t i, const KeptElements& kept) {
   const ElementRange stage = kept.of_stage(i);
-  // Tensor ranks all have a tensor that is not cut.
+  // All tensor ranks have a tensor that is not cut, so only the first one writes it.
   if (stage.size() == 0 || (saved.cut == nullptr && world().tensor().rank > 0)) return {};
   const RankAxis& data = world().data();
   if (!kept.is_on_all(i)) return kept.of_data(i, data.rank);
@@ -113,7 +113,7 @@ ElementRange written_range(const SavedTensor& saved, size_t i, const KeptElement
   return {cut(data.rank), cut(data.rank + 1)};
 }
 
-/// Returns what this process writes of each tensor. A collective.
+/// Returns the parts of the tensors that this process writes. A collective.
 std::vector<SavedTensor> own_parts(const std::vector<SavedTensor>& all) {
   const KeptElements kept(all);
   std::vector<SavedTensor> own;
@@ -122,7 +122,7 @@ std::vector<SavedTensor> own_parts(const std::vector<SavedTensor>& all) {
                     .cut = all[i].cut != nullptr ? std::optional(*all[i].cut) : std::nullopt,
                     .range = written_range(all[i], i, kept)};
     const int64_t n = part.range.size();
-    // No rank keeps an element of an empty tensor.
+    // No rank keeps an element of an empty tensor, so rank 0 writes it.
     const bool is_empty = c10::multiply_integers(part.sizes) == 0;
     if (n == 0 && !(is_empty && world().is_writer())) continue;
     SavedTensor saved = all[i];
@@ -158,7 +158,8 @@ std::vector<SavedTensor> all_tensors(const std::vector<NamedParameter>& paramete
                    .sizes = t.sizes().vec(),
                    .own_end = end,
                    .cut = cut_of(p.parameter)});
-    all.back().is_updated = p.parameter.as_leaf() != nullptr;  // running statistics are not
+    // Forward passes change buffers, such as running statistics.
+    all.back().is_updated = p.parameter.as_leaf() != nullptr;
   }
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
     all.push_back({.in_model = false,
@@ -258,7 +259,7 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
     if (t.numel() == 0) continue;
     // Several ranks may have the same parameter.
     const bool warns = world().is_writer() || t.numel() < full_numel(p.parameter);
-    const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
+    const auto [least, largest] = at::aminmax(t);  // both are NaN if an element is
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {
       fail(Exit::diverged, "after step ", step, " the parameter ", p.path,
            " has elements that are not finite, so no checkpoint of it is written; lower optim.lr, "

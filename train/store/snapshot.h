@@ -1,8 +1,9 @@
 // The tensors of a checkpoint. A snapshot is either a view of them, which must be written before
-// training continues, or is written while training continues. Parameters and optimizer state on the
-// CPU that are not written by the next update are then copied before it changes them, and all other
-// tensors immediately. If the state is divided among processes, the snapshot of each has the
-// elements that it keeps, and its share of the tensors that several processes have.
+// training continues, or is written while training continues. In the second case, parameters and
+// optimizer state on the CPU are copied before the next update changes them, unless they are
+// written by then. All other tensors are copied immediately. If the state is divided among
+// processes, the snapshot of each has the elements that it keeps, and its share of the tensors that
+// several processes have.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,12 +32,12 @@ std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 struct Snapshot {
   /// The entries of model.safetensors and of optimizer.safetensors. The bytes of an entry are in
   /// `held`, or they are produced while the entry is written: converted, or read from the
-  /// optimizer's scratch file. The note of an entry says which elements of the tensor it has, if it
-  /// does not have all (train/store/checkpoint_tensors.h).
+  /// optimizer's scratch file. If an entry does not have all elements of its tensor, its note
+  /// describes which it has (train/store/checkpoint_tensors.h).
   std::vector<TensorEntry> model, optimizer;
   std::vector<at::Tensor> held;
-  std::shared_ptr<LiveTensors> live{};  ///< of copy_state(): those that are not copied yet
-  bool is_divided = false;              ///< the other processes have the rest
+  std::shared_ptr<LiveTensors> live{};  ///< of copy_state(): tensors that are not copied yet
+  bool is_divided = false;              ///< the other processes write the other parts
   int64_t bytes() const;
 };
 /// Returns a view of the state. Tensors of two or more dimensions have `dtype` in
@@ -48,8 +49,8 @@ Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimiz
 /// Returns the same state for a save in the background. Parameters and optimizer state on the CPU
 /// that have their own dtype in the file become `live`; their owner calls live->copy_rest() before
 /// an update changes them. All others are copied before this returns, into the memory of `reused`,
-/// the previous copy, if its tensors have the same sizes. The memory is of Memory::checkpoints, and
-/// is pinned if the tensors are on a GPU. A collective if divides_state().
+/// the previous copy, if its tensors have the same sizes. The memory counts as Memory::checkpoints,
+/// and is pinned if the tensors are on a GPU. A collective if divides_state().
 Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});
 /// Returns whether the parameters or the optimizer's state are divided among the processes, so that
@@ -61,6 +62,7 @@ struct CheckpointBytes {
   int64_t all = 0;   ///< of the complete tensors
   int64_t kept = 0;  ///< of the elements that this process keeps in memory
 };
+/// Returns the sizes of the tensors of a checkpoint. `dtype`: as for view_state().
 CheckpointBytes checkpoint_bytes(const std::vector<NamedParameter>& parameters,
                                  const Optimizer& optimizer, std::optional<at::ScalarType> dtype);
 

@@ -1,5 +1,4 @@
-// Questions with several endings to choose from, as read by `lathe eval --choices`. No LibTorch
-// header.
+// Multiple-choice questions, which `lathe eval --choices` reads. Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +7,14 @@
 
 namespace lathe {
 
-/// A question with several endings, of which one is right.
+/// A context with several endings, of which one is right.
 struct MultipleChoice {
   std::string context;
   std::vector<std::string> endings;
   int64_t label = 0;  ///< index of the right ending, from 0
 };
-/// Reads {"context": "...", "endings": ["...", ...], "label": 0} line by line. Throws Exit::data
-/// with file and line.
+/// Reads a file with a JSON object in each line: {"context": "...", "endings": ["...", ...],
+/// "label": 0}. Throws Exit::data, with the file and the line, if a line is not valid.
 std::vector<MultipleChoice> read_choices(const std::string& file);
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// Classification: one of several classes for each sample, by cross-entropy.
+// Classification: predicts one of several classes for each sample. The loss is the cross-entropy.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/softmax.h>
@@ -34,8 +34,8 @@ void count_classes(const at::Tensor& targets_B, const at::Tensor& predicted_B, i
   }
 }
 
-/// Returns how many classes are likelier than the target of each row, [B] int64. Of equally likely
-/// classes, the first is the likeliest, as for `lathe predict`.
+/// Returns, for each row, the number of classes that are likelier than the target, [B] int64. Of
+/// equally likely classes, the first one counts as likelier, as in `lathe predict`.
 at::Tensor rank_of(const at::Tensor& logits_BC, const at::Tensor& targets_B) {
   const at::Tensor targets_B1 = targets_B.unsqueeze(-1), own_B1 = logits_BC.gather(-1, targets_B1);
   const at::Tensor classes_C = at::arange(logits_BC.size(-1), targets_B.options());
@@ -50,7 +50,8 @@ class Classification final : public Task {
   ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override {
     if (data.facts().task == "regression")
       fail(Exit::data, loaded.config.data.dir,
-           " has numbers for targets, not classes; it is made for regression");
+           " has numbers as targets, not classes; leave train.task out, or prepare the data with "
+           "--task classification");
     return fit_examples(loaded, data, *this);
   }
 
@@ -64,7 +65,7 @@ class Classification final : public Task {
     scores.sums["loss"] += cross_entropy(logits_BC, batch.targets, 1).item();
     const at::Tensor likeliest_B = at::argmax(logits_BC.data(), -1);
     scores.sums["right"] += likeliest_B.eq(batch.targets).sum().item<double>();
-    // Of up to five classes, the right one is always among the five likeliest.
+    // With up to five classes, the right one is always among the five likeliest.
     if (logits_BC.sizes().back() > 5) {
       const at::Tensor rank_B = rank_of(logits_BC.data(), batch.targets);
       scores.sums["right_of_5"] += rank_B.lt(5).sum().item<double>();

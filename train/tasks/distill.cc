@@ -41,14 +41,15 @@ class Distill final : public TokenTask {
   }
 
   std::string frozen_key(const RunConfig&) const override { return "distill.teacher"; }
-  /// Throws Exit::usage where the vocabularies differ.
+  /// Throws Exit::usage if the sizes of the two vocabularies differ.
   std::unique_ptr<const Task> of_run(const RunConfig& config,
                                      std::unique_ptr<Model> frozen) const override {
     const int64_t ours = batch_sizes(config).vocab_size;
     const int64_t theirs = frozen->has_head() ? frozen->head_weight().sizes()[0] : ours;
     if (theirs != ours) {
-      fail(Exit::usage, "distill.teacher has a vocabulary of ", theirs, ", and the model one of ",
-           ours, "; set model.vocab_size = ", theirs, " or take another teacher");
+      fail(Exit::usage, "distill.teacher has a vocabulary of ", theirs,
+           ", but the model has one of ", ours, "; set model.vocab_size = ", theirs,
+           " or use another teacher");
     }
     return std::make_unique<Distill>(config.tasks.at("distill").as<DistillConfig>(),
                                      std::move(frozen));
@@ -68,8 +69,8 @@ class Distill final : public TokenTask {
     scores.targets += count_targets(batch);
   }
 
-  /// Returns the loss and its two parts: the cross-entropy of the data, and the divergence from the
-  /// teacher at the temperature, times the square of the temperature.
+  /// Returns the loss and its two parts: the cross-entropy with the data, and the divergence from
+  /// the teacher at the configured temperature, multiplied by the square of the temperature.
   std::vector<Metric> metrics(const Scores& scores) const override {
     const auto n = static_cast<double>(scores.targets);
     const double data = scores.sums.at("cross_entropy") / n,

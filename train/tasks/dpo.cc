@@ -1,6 +1,6 @@
 // Direct preference optimization (Rafailov et al. 2023): the model learns to prefer the chosen
-// answer of a pair more than a frozen reference does. The reference is the model that the run began
-// with: train.init_from, or, with adapters, their base, which is the model without its adapters.
+// answer of a pair more strongly than a frozen reference model does. The reference is the model
+// that the run began with: train.init_from or, with adapters, the model without its adapters.
 #include "autograd/ops/losses.h"
 #include "autograd/ops/math.h"
 #include "train/tasks/frozen_forward.h"
@@ -11,7 +11,8 @@ namespace {
 
 struct DpoConfig {
   LATHE_FIELD(double, beta, 0.1,
-              "Strength of the tie to the reference model: a reward is beta log(p / p_reference).",
+              "How strongly the model is kept near the reference model: the reward of an answer is "
+              "beta log(p / p_reference).",
               above(0, 1000).fixed())
   LATHE_FIELD(double, label_smoothing, 0.0,
               "Assumed share of pairs whose chosen and rejected answers were swapped by mistake.",
@@ -52,7 +53,7 @@ class Dpo final : public TokenTask {
     if (c.train.batch_size % 2 != 0) {
       fail(Exit::usage, origin_of(loaded, "train.batch_size"),
            ": train.batch_size = ", c.train.batch_size,
-           " is odd, and the two answers of a pair are a sequence each; make it even");
+           " is odd, but each pair is two sequences, one for each answer; make it even");
     }
     return TokenTask::fit(loaded, data);
   }
@@ -90,12 +91,12 @@ class Dpo final : public TokenTask {
   }
 
  private:
-  /// Returns the reward of each chosen answer minus that of the rejected one. [P] The number of
-  /// rows is even, as fit() requires.
+  /// Returns the reward of each chosen answer minus that of the rejected one, [P]. The first half
+  /// of a batch's rows are the chosen answers, the second half the rejected ones.
   Variable margins(const Model& model, const Batch& batch) const {
     LATHE_CHECK(is_of_run_, "the task dpo needs a reference: call of_run()");
     const int64_t pairs = batch.inputs.size(0) / 2;
-    // A log-probability is a negative loss.
+    // The loss of a row is its negative log-probability, so subtract in reverse order.
     const auto log_ratio = [&](const Variable& losses_B) {
       return slice(losses_B, 0, pairs, 2 * pairs) - slice(losses_B, 0, 0, pairs);
     };
@@ -106,8 +107,9 @@ class Dpo final : public TokenTask {
     }
     return (log_ratio(row_losses(model, batch)) - Variable(reference_P)) * config_.beta;
   }
-  /// Returns -log sigmoid of the margins, summed over pairs and divided by `divisor`. With label
-  /// smoothing e, a pair has weight 1 - e as it is, and weight e with its answers exchanged. []
+  /// Returns -log(sigmoid(margin)), summed over pairs and divided by `divisor`. []. With label
+  /// smoothing e, a pair counts with weight 1 - e as given, and with weight e with its answers
+  /// exchanged.
   Variable loss_of(const Variable& margins_P, double divisor) const {
     const ExactTensors exact;
     const double e = config_.label_smoothing;

@@ -5,9 +5,9 @@
 
 namespace lathe {
 
-/// While alive, forward passes record no graph and use neither dropout nor adapters. They bypass
-/// what observes, recomputes or divides the trained model: its forward hooks, the recomputation of
-/// its blocks, and its stage of a pipeline. They do not change running statistics.
+/// While alive, forward passes record no graph and use neither dropout nor adapters. They ignore
+/// the forward hooks of the trained model, the recomputation of its blocks, and its pipeline stage.
+/// They do not change running statistics.
 struct FrozenForward : Evaluation {
   FrozenForward() {
     mode().grad = false;

@@ -14,7 +14,7 @@ std::string logits_fault(const at::Tensor& logits_V) {
   for (int64_t i = 0; i < logits_V.numel(); ++i) {
     if (!std::isfinite(x[i])) {
       return str("the model's logits are not finite (", x[i], " for token ", i,
-                 "): its weights have diverged; take an earlier checkpoint");
+                 "): its weights have diverged; use an earlier checkpoint");
     }
   }
   return "";
@@ -22,8 +22,8 @@ std::string logits_fault(const at::Tensor& logits_V) {
 
 namespace {
 
-/// Tokens from the likeliest on, and equally likely ones by id, so that a choice is the same
-/// everywhere. The heap sorts only as many tokens as are needed.
+/// The tokens in descending order of their probabilities. Equally likely tokens are ordered by id,
+/// so that the choice is the same on every machine. A heap sorts only as many tokens as are needed.
 class RankedTokens {
  public:
   RankedTokens(const double* logits, int64_t n, double temperature)
@@ -76,7 +76,7 @@ int64_t sample_token(const at::Tensor& logits_V, const Sampling& s, double draw)
 
   RankedTokens ranked(x, n, s.temperature);
 
-  // `total` is the probability of the kept tokens, relative to the likeliest.
+  // `total` is the sum of the kept tokens' probabilities, relative to that of the likeliest token.
   auto kept = static_cast<size_t>(s.top_k > 0 ? std::min(s.top_k, n) : n);
   double total = 0;
   if (static_cast<int64_t>(kept) < n) {

@@ -44,7 +44,7 @@ ModelSizes TokenTask::fit(const LoadedConfig& loaded, const Data& data) const {
          " holds examples, not tokens; prepare text (`lathe prepare TEXT --out FOLDER`)");
   if (!find_model_kind(c.model.kind)->models_tokens()) {
     fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
-         "\" does not model tokens, which ", c.data.dir, " holds; take a kind such as gpt");
+         "\" does not model tokens, which ", c.data.dir, " holds; use a kind such as gpt");
   }
 
   const int64_t vocab_size = batch_sizes(c).vocab_size, known = data.facts().vocab_size;
@@ -58,7 +58,7 @@ ModelSizes TokenTask::fit(const LoadedConfig& loaded, const Data& data) const {
          "; leave it out or make it larger");
   }
 
-  // An evaluation needs at least one token and its successor.
+  // An evaluation needs at least one token and the token after it.
   if (c.train.eval_interval > 0 && data.val_size() < 2) {
     fail(Exit::data, c.data.dir,
          " has no validation tokens; prepare the data with a larger --val, or set "
@@ -68,8 +68,8 @@ ModelSizes TokenTask::fit(const LoadedConfig& loaded, const Data& data) const {
   if (c.data.documents == "separate" && !find_model_kind(c.model.kind)->separates_documents) {
     fail(Exit::usage, origin_of(loaded, "data.documents"),
          ": data.documents = \"separate\" is not for model.kind = \"", c.model.kind,
-         "\", which can't keep documents of a window apart; take gpt or llama, or set it to "
-         "joined");
+         "\", which can't keep documents of a window apart; use gpt or llama, or set "
+         "data.documents = \"joined\"");
   }
 
   data.check_windows(batch_sizes(c));

@@ -1,4 +1,4 @@
-// Next-token language modeling, and what all tasks on tokens share.
+// Next-token language modeling, and the functions that all tasks on tokens share.
 #pragma once
 
 #include <string>
@@ -7,12 +7,14 @@
 
 namespace lathe {
 
-/// Returns the cross-entropy summed over a batch's targets that are not -100, divided by `divisor`.
-/// []
+/// Returns the cross-entropy, [], summed over a batch's targets that are not -100, and divided by
+/// `divisor`.
 Variable token_loss(const Model& model, const Batch& batch, double divisor);
-/// Returns the cross-entropy of each row of a batch, summed over its targets that are not -100. [B]
+/// Returns the cross-entropy of each row of a batch, [B], summed over the row's targets that are
+/// not -100.
 Variable row_losses(const Model& model, const Batch& batch);
-/// Throws Exit::data where the data holds preferences, of which a task would learn both answers.
+/// Throws Exit::data if the data holds preferences, since a task other than dpo would learn both
+/// answers of a pair.
 void check_no_pairs(const LoadedConfig& loaded, const Data& data);
 
 /// A task on tokens.

@@ -1,5 +1,5 @@
-// Regression: one or several numbers for each sample, by squared error. Targets are normalized;
-// errors are reported in the data's units.
+// Regression: predicts one or several numbers for each sample. The loss is the squared error.
+// Targets are normalized; errors are reported in the data's units.
 #include <ATen/ops/tensor.h>
 
 #include <cmath>
@@ -22,11 +22,13 @@ class Regression final : public Task {
   ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override {
     if (data.facts().task == "classification")
       fail(Exit::data, loaded.config.data.dir,
-           " has classes for targets, not numbers; it is made for classification");
+           " has classes as targets, not numbers; leave train.task out, or prepare the data with "
+           "--task regression");
     return fit_examples(loaded, data, *this);
   }
 
-  /// Returns the squared error, averaged over outputs as by torch's mse_loss with reduction "mean".
+  /// Returns the squared error, averaged over outputs like PyTorch's mse_loss with reduction
+  /// "mean".
   Variable loss(const Model& model, const Batch& batch, double divisor) const override {
     return mse_loss(model(batch.inputs), Variable(batch.targets), Reduction::sum) *
            (1 / (divisor * static_cast<double>(batch.targets.size(1))));
@@ -42,7 +44,7 @@ class Regression final : public Task {
     scores.targets += batch.targets.size(0);
     if (!scores.detailed) return;
 
-    // Normalized targets are near 0, so their sum of squares has no cancellation.
+    // Normalized targets are near 0, so subtracting the square of their mean cancels few digits.
     const at::Tensor y_BO = batch.targets.to(at::kDouble);
     for (int64_t k = 0; k < y_BO.size(1); ++k) {
       const at::Tensor y = y_BO.select(1, k), error = error_BO.select(1, k);
@@ -58,8 +60,8 @@ class Regression final : public Task {
     return {{"mse", scores.sums.at("squares") / n}, {"mae", scores.sums.at("absolutes") / n}};
   }
 
-  /// Returns the errors of each output in the data's units, and the coefficient of determination
-  /// R^2: of each output, and their mean. It is NaN where all targets are equal.
+  /// Returns the errors of each output in the data's units, the coefficient of determination R^2 of
+  /// each output, and the mean of these. R^2 is NaN if all targets of an output are equal.
   Json details(const Scores& scores, const DatasetInfo& facts) const override {
     const auto n = static_cast<double>(scores.targets);
     Json outputs = Json::array();
@@ -70,7 +72,7 @@ class Regression final : public Task {
           facts.target_scale.empty() ? 1 : facts.target_scale[static_cast<size_t>(k)];
       const double around_mean =
           scale * scale * (sum("square targets") - sum("targets") * sum("targets") / n);
-      // Targets that are all equal leave a difference of rounding.
+      // If all targets are equal, the difference consists only of rounding errors.
       const bool are_equal = around_mean <= 1e-12 * scale * scale * sum("square targets");
       const double r2 = are_equal ? std::nan("") : 1 - sum("squares") / around_mean;
       all_r2 += r2 / static_cast<double>(facts.outputs);

@@ -1,4 +1,4 @@
-// The table of tasks, and what they share.
+// The table of tasks, and the functions that tasks share.
 #include <bit>
 
 #include "autograd/pipeline_stage.h"
@@ -92,7 +92,7 @@ ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task
   }
   if (find_model_kind(c.model.kind)->models_tokens()) {
     fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
-         "\" models tokens, and ", c.data.dir, " holds examples; take a kind such as mlp");
+         "\" models tokens, and ", c.data.dir, " holds examples; use a kind such as mlp");
   }
   if (data.train_size() == 0) fail(Exit::data, c.data.dir, " has no training examples");
   if (c.train.eval_interval > 0 && data.val_size() == 0) {
@@ -113,7 +113,7 @@ std::optional<Batch> first_examples(const Data& data, at::Device device) {
 
 namespace {
 
-/// Returns the scores of each batch as text, with the bits of the sums.
+/// Returns the scores of each batch as text, with the exact bits of the sums.
 std::string text_of(const std::vector<Scores>& scores) {
   Json all = Json::array();
   for (const Scores& one : scores) {
@@ -124,8 +124,9 @@ std::string text_of(const std::vector<Scores>& scores) {
   return json_text(all, -1);
 }
 
-/// Returns the position of this process among the evaluators, which take turns at an evaluation's
-/// batches. Tensor ranks and the stages of a pipeline score a batch together, as one evaluator.
+/// Returns the position of this process among the evaluators, and their number. Evaluators take
+/// turns at an evaluation's batches. Tensor ranks and the stages of a pipeline score a batch
+/// together, so they are one evaluator.
 RankAxis evaluators() {
   const int size = world().data().size;
   return {.rank = world().rank() / world().tensor().size % size, .size = size};
@@ -137,8 +138,8 @@ size_t rank_with_scores(int evaluator) {
   return static_cast<size_t>((before + evaluator) * world().tensor().size);
 }
 
-/// Adds a batch to the scores. A stage other than the last one only computes the input of the next
-/// stage, and leaves the scores empty.
+/// Adds a batch to the scores. A pipeline stage other than the last one only computes the input of
+/// the next stage, and leaves the scores empty.
 void score_batch(const Task& task, const Model& model, const Batch& batch, const DatasetInfo& facts,
                  Scores& scores) {
   PipelineStage* const stage = mode().stage;
@@ -152,8 +153,8 @@ void score_batch(const Task& task, const Model& model, const Batch& batch, const
   if (stage != nullptr) stage->end_pass();
 }
 
-/// Returns the sum of the scores of all `batches` batches. `mine`: those of the batches that this
-/// process scored. A collective.
+/// Returns the sum of the scores of all `batches` batches. `mine` are the scores of the batches
+/// that this process scored. A collective.
 Scores sum_of_scores(const std::vector<Scores>& mine, int64_t batches) {
   std::vector<Json> of_ranks;
   for (const std::string& text : world().gather_texts(text_of(mine)))
@@ -194,18 +195,17 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
     score_batch(task, model, batch, data.facts(), mine.back());
   }
   // Forward passes may be collectives (ParameterShards), so processes without a batch in the last
-  // round run one too.
+  // round score the last batch again.
   if (n % evaluators().size != 0 && n % evaluators().size <= evaluators().rank) {
     Scores unused;
     score_batch(task, model, batch, data.facts(), unused);
   }
   const Scores scores = sum_of_scores(mine, n);
   if (scores.targets == 0)
-    fail(
-        Exit::data,
-        "the validation batches have no target; raise data.window (or model.block_size) if it cuts "
-        "off the answers of conversations, else take more batches (train.eval_batches), or other "
-        "data");
+    fail(Exit::data,
+         "the validation batches have no target; raise data.window (or model.block_size) if it "
+         "cuts off the answers of conversations, otherwise evaluate more batches "
+         "(train.eval_batches) or use other data");
   return EvalResult{.metrics = task.metrics(scores),
                     .targets = scores.targets,
                     .details = detailed ? task.details(scores, data.facts()) : Json::object()};

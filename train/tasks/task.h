@@ -1,9 +1,9 @@
-// Tasks: what a run learns. A task interprets the batches of its data and asks a model for results;
-// the trainer depends on this interface only. Each task is a file in this folder and a line in the
+// Tasks: what a run learns. A task interprets the batches of its data and runs the model on them;
+// the trainer depends only on this interface. Each task is a file in this folder and a line in the
 // table of table.cc (or, in a program of your own, a call of add_task).
 //
-// A task may have keys of its own, and need a frozen model beside the trained one: of_run() then
-// makes the task of one run, which has both.
+// A task may have keys of its own, and may need a frozen model beside the trained one. of_run()
+// then makes a task for one run, which holds the values of the keys and the frozen model.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace lathe {
 
-/// The sums of an evaluation over its batches.
+/// Sums over the batches of an evaluation, from which Task::metrics computes the metrics.
 struct Scores {
   int64_t targets = 0;
   std::map<std::string, double> sums{};
@@ -33,8 +33,8 @@ struct Scores {
 /// A metric of an evaluation, with its name in files and on the console.
 using Metric = std::pair<std::string, double>;
 
-/// What is learned: the loss of a batch, the metrics of an evaluation, and a readable sample. A
-/// task of the table has no state.
+/// A task: defines the loss of a batch, the metrics of an evaluation, and a readable sample. A task
+/// of the table has no state.
 class Task {
  public:
   virtual ~Task() = default;
@@ -42,65 +42,69 @@ class Task {
   virtual std::string name() const = 0;
   /// Returns the unit of throughput: "tokens" or "samples".
   virtual std::string unit() const { return "samples"; }
-  /// Returns the keys of the task, a section of the config; nullopt where it has none.
+  /// Returns the keys of the task, a section of the config; nullopt if the task has none.
   virtual std::optional<TaskKeys> keys() const { return std::nullopt; }
-  /// Returns the key of the config that names the frozen model which a run needs beside its own (a
-  /// run, a checkpoint or a Hugging Face folder); "" where it needs none.
+  /// Returns the key of the config that names the frozen model which a run needs beside the trained
+  /// one. The key's value is a run, a checkpoint or a Hugging Face folder. Returns "" if the run
+  /// needs no frozen model.
   virtual std::string frozen_key(const RunConfig& /*config*/) const { return ""; }
-  /// Returns the task of one run, or null where that is this task. `frozen` is the model that
-  /// frozen_key() names, on the run's device and without trained parameters; null without a key.
+  /// Returns a task for one run, or null if this task itself can be used. `frozen` is the model
+  /// that frozen_key() names, on the run's device and without trained parameters; null if
+  /// frozen_key() returns "".
   virtual std::unique_ptr<const Task> of_run(const RunConfig& /*config*/,
                                              std::unique_ptr<Model> /*frozen*/) const {
     return nullptr;
   }
   /// Returns the number of targets of a batch, by which the sum of its losses is divided.
   virtual int64_t targets(const Batch& batch) const { return count_targets(batch); }
-  /// Returns the sizes of a model for such data.
+  /// Returns the sizes of a model for data that `facts` describe.
   virtual ModelSizes sizes(const DatasetInfo& facts) const {
     return {facts.input_sizes, facts.outputs};
   }
-  /// Checks that config, model kind and data fit together, and returns sizes(). Throws Exit::usage
-  /// or Exit::data with the origin of the key.
+  /// Checks that the config, the model kind and the data fit together, and returns sizes(). Throws
+  /// Exit::usage or Exit::data with the origin of the key.
   virtual ModelSizes fit(const LoadedConfig& loaded, const Data& data) const = 0;
   /// Returns whether the loss of rows of tokens is the sum of the losses of their positions, so
   /// that positions can be divided among processes (dist.context).
   virtual bool sums_over_positions() const { return false; }
-  /// Returns the loss of a micro-batch: summed over its targets and divided by `divisor`, the
-  /// number of targets in the whole step, so that micro-batches add up exactly. []
+  /// Returns the loss of a micro-batch, []: the sum over its targets, divided by `divisor`. That is
+  /// the number of targets in the complete step, so that the losses of the micro-batches add up to
+  /// the mean over the step.
   virtual Variable loss(const Model& model, const Batch& batch, double divisor) const = 0;
-  /// Adds a batch to the sums.
+  /// Runs the model on a batch, and adds the results to the sums.
   virtual void score(const Model& model, const Batch& batch, const DatasetInfo& facts,
                      Scores& scores) const = 0;
-  /// Returns the metrics of an evaluation. The first one, which is lower for a better model,
+  /// Returns the metrics of an evaluation. The first metric must be lower for a better model; it
   /// decides which checkpoint is the best.
   virtual std::vector<Metric> metrics(const Scores& scores) const = 0;
-  /// Returns what `lathe eval` reports besides the metrics, as an object: numbers, lists of objects
-  /// (tables with a column for each key), and perhaps "confusion", see eval.cc. The scores are
-  /// detailed.
+  /// Returns further results for `lathe eval`, as an object: numbers, lists of objects (tables with
+  /// a column for each key), and perhaps the matrix "confusion" (train/commands/eval.cc).
+  /// `scores.detailed` is true.
   virtual Json details(const Scores& /*scores*/, const DatasetInfo& /*facts*/) const {
     return Json::object();
   }
-  /// Returns a readable sample of what the model does; `stop`, which is called now and then, ends
-  /// it early.
+  /// Returns a readable sample of the model's results. Generation ends early if `stop`, which is
+  /// called repeatedly, returns true.
   virtual std::string sample(const Model& model, const Data& data, const RunConfig& config,
                              Compute compute, at::Device device,
                              const std::function<bool()>& stop) const = 0;
 };
 
-/// Returns a config's task on that data. Throws Exit::usage where there is none of that name.
+/// Returns the task that train.task names or, if that is "auto", the task of the data. Throws
+/// Exit::usage or Exit::data if there is no task of that name.
 const Task& task_of(const LoadedConfig& loaded, const DatasetInfo& facts);
-/// Throws Exit::usage where a key of a task other than `task` differs from its default, since it
+/// Throws Exit::usage if a key of a task other than `task` differs from its default, since the key
 /// would have no effect.
 void check_task_keys(const LoadedConfig& loaded, const Task& task);
 /// Returns the task of that name, or null.
 const Task* find_task(const std::string& name);
-/// Adds a task; call it before the command line is run. Throws Exit::internal where its name is
-/// taken.
+/// Adds a task. Call it before run_cli(). Throws Exit::internal if the task's name is taken.
 void add_task(std::unique_ptr<Task> task);
-/// Does what fit() of all tasks on examples must do: checks that there are training examples and,
-/// where the run evaluates, validation examples; returns the task's sizes.
+/// Implements fit() for tasks on examples: checks that the data holds examples, that the model kind
+/// takes them, and that there are training examples and, if the run evaluates, validation examples.
+/// Returns the task's sizes.
 ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task& task);
-/// Returns the first few validation examples, for Task::sample; nullopt where there are none.
+/// Returns the first few validation examples, for Task::sample; nullopt if there are none.
 std::optional<Batch> first_examples(const Data& data, at::Device device);
 
 /// The metrics of an evaluation, and its number of targets.
@@ -112,8 +116,8 @@ struct EvalResult {
   double loss() const { return metrics.at(0).second; }
 };
 /// Scores the validation split, or a sample of `batches` batches if that is not 0, without dropout.
-/// Processes take turns at the batches, and all run equally many. Before each round of batches, all
-/// processes call `stop`; returns nullopt if it returned true. `detailed`: the result has
+/// Processes take turns at the batches, and all run the same number. Before each round of batches,
+/// all processes call `stop`; returns nullopt if it returned true. With `detailed`, the result has
 /// Task::details. Throws Exit::data if no batch has a target.
 std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data,
                                    const BatchSizes& sizes, int64_t batches, Compute compute,

@@ -31,8 +31,8 @@ void penalize(const at::Tensor& logits, const std::vector<int64_t>& ids, double 
   }
 }
 
-/// Returns the logits of the positions from `begin` up to, not including, `end`: [B, end - begin,
-/// V]. x is what features_of() returned.
+/// Returns the logits of the positions from `begin` up to, but not including, `end`: [B, end -
+/// begin, V]. `x` is the result of features_of().
 at::Tensor logits_at(const Model& model, const Variable& x, int64_t begin, int64_t end) {
   if (!model.has_head()) return x.data().slice(1, begin, end);
   return head_logits(slice(x, 1, begin, end), model.head_weight(), model.logit_softcap()).data();
@@ -64,7 +64,7 @@ TokenScore score_token(const at::Tensor& logits_V, int64_t id, int64_t top) {
     return a.second > b.second || (a.second == b.second && a.first < b.first);
   };
 
-  // A heap of the `top` likeliest tokens so far, with the unlikeliest of them in front.
+  // A heap of the `top` likeliest tokens so far, with the least likely of them in front.
   for (int64_t i = 0; top > 0 && i < n; ++i) {
     const std::pair<int64_t, double> own{i, x[i] - highest - log_total};
     if (std::ssize(score.top) == top) {
@@ -128,7 +128,7 @@ std::vector<NextToken> TextBatch::next() {
     if (text.sampling.repetition_penalty != 1)
       penalize(penalized = own.clone(), text.ids, text.sampling.repetition_penalty);
 
-    // The draw depends only on the text's seed, its index and how many tokens it has been given, so
+    // The draw depends only on the text's seed, its index and the number of its new tokens, so
     // other texts do not change it.
     const RngKey key = make_key(text.sampling.seed, hash_name("generate"));
     const double draw = unit(philox(counter(rows_[i].tokens++, text.index), key)[0]);
@@ -150,7 +150,7 @@ std::vector<at::Tensor> TextBatch::forward() {
     if (rows_[i].tokens == 0 && rows_[i].text.on_prompt) {
       logits[i] = prompt_logits(row);
     } else if (!cache_ || length > options_.context) {
-      // Beyond the context the window moves at each token, so cached positions do not apply.
+      // Beyond the context, the window moves at each token, so cached positions would be wrong.
       const auto from = static_cast<size_t>(std::max<int64_t>(0, length - options_.context));
       logits[i] = next_logits(model_, ids_from(row, from))[0];
     } else if (length - cache_->length(row) == 1) {
@@ -163,8 +163,8 @@ std::vector<at::Tensor> TextBatch::forward() {
   }
 
   if (together.empty()) return logits;
-  // All these texts share one call. The top of this file states when its results are bit for bit
-  // those of one call for each text.
+  // All these texts share one call. The top of this file states when the results have the same bits
+  // as with one call for each text.
   const at::Tensor rows =
       cached_logits(together, at::tensor(last, at::kLong).unsqueeze(1).to(options_.device));
   for (size_t i = 0; i < together.size(); ++i)

@@ -22,8 +22,8 @@ struct TokenScore {
   std::vector<std::pair<int64_t, double>> top{};  ///< the likeliest tokens, the likeliest first
 };
 
-/// Returns the score of token `id` and those of the `top` likeliest tokens. Equally likely tokens
-/// are ordered by id. `logits_V` is [V], float64, contiguous and on the CPU.
+/// Returns the log probabilities of token `id` and of the `top` likeliest tokens. Equally likely
+/// tokens are ordered by id. `logits_V` is [V], float64, contiguous and on the CPU.
 TokenScore score_token(const at::Tensor& logits_V, int64_t id, int64_t top);
 
 /// A text that joins a batch.
@@ -31,8 +31,8 @@ struct BatchText {
   std::vector<int64_t> ids;  ///< the text so far, not empty
   Sampling sampling{};
   uint64_t index = 0;  ///< texts with the same seed and different indices draw different numbers
-  /// Receives the logits [V] (float64, on the CPU) of each token of `ids` but the first, with its
-  /// position in `ids`; may be null.
+  /// Receives, for each token of `ids` but the first, the logits [V] (float64, on the CPU) from
+  /// which the model predicts it, and its position in `ids`. May be null.
   std::function<void(size_t position, const at::Tensor& logits_V)> on_prompt{};
 };
 
@@ -40,25 +40,25 @@ struct BatchText {
 struct NextToken {
   int64_t row, id;
   at::Tensor logits_V;  ///< float64, on the CPU, before the repetition penalty
-  /// Why the text can't continue, if a logit is not finite: there is no token then. "" otherwise.
+  /// Not empty if a logit is not finite: there is no token then, and the text can't continue.
   std::string error{};
 };
 
 /// The parameters of a batch.
 struct BatchOptions {
   int64_t texts = 1;     ///< largest number of texts at a time
-  int64_t capacity = 0;  ///< cached tokens of each text, at most `context`
-  int64_t context = 0;   ///< the model sees at most this many tokens, the last ones
+  int64_t capacity = 0;  ///< largest number of tokens to cache for a text, limited by `context`
+  int64_t context = 0;   ///< largest number of a text's last tokens that the model reads
   Compute compute = {};
   at::Device device{at::kCPU};
-  /// Keep the keys and values of models that support it (Model::caches_keys), and compute new
-  /// tokens only, until a text is longer than the context.
+  /// Whether to cache the keys and values of models that support it (Model::caches_keys), and to
+  /// compute only new tokens until a text is longer than the context.
   bool cache = true;
 };
 
 /// Texts that a model continues together. Token i of a text depends only on the text's ids,
 /// sampling and index, and on i. It is independent of the other texts and of the cache, bit for bit
-/// where Lathe's kernels run in float32 (docs/internals/kernels.md).
+/// if Lathe's kernels run in float32 (docs/internals/kernels.md).
 class TextBatch {
  public:
   /// The model must outlive the batch.
@@ -68,12 +68,12 @@ class TextBatch {
   bool has_room() const { return texts_ < rows_.size(); }
   /// Returns the number of texts.
   size_t size() const { return texts_; }
-  /// Adds a text and returns its row. Throws Exit::internal where the text is empty or there is no
+  /// Adds a text and returns its row. Throws Exit::internal if the text is empty or there is no
   /// room.
   int64_t join(BatchText text);
   /// Removes the text of a row.
   void leave(int64_t row);
-  /// Returns the ids of a row's text, with the tokens that were added.
+  /// Returns the ids of a row's text, including the tokens that were added.
   const std::vector<int64_t>& ids(int64_t row) const { return at(row).text.ids; }
   /// Adds a token to each text and returns these tokens in the order of the rows. For a text with
   /// an error, only leave() may be called after that.
@@ -83,14 +83,14 @@ class TextBatch {
   struct Row {
     BatchText text;
     bool is_taken = false;
-    uint64_t tokens = 0;  // added so far
+    uint64_t tokens = 0;  // number of tokens that were added
   };
 
   const Row& at(int64_t row) const { return rows_.at(static_cast<size_t>(row)); }
   /// Returns the logits [V] of each row that is taken.
   std::vector<at::Tensor> forward();
-  /// Scores a prompt, up to the first token whose logits are not finite. Returns those logits or,
-  /// if all are finite, the logits after the prompt.
+  /// Passes the logits of a prompt to its on_prompt. Stops at the first logits that are not finite,
+  /// and returns them. Otherwise returns the logits for the first token after the prompt.
   at::Tensor prompt_logits(int64_t row);
   at::Tensor cached_logits(const std::vector<int64_t>& rows, const at::Tensor& ids_BT);
   at::Tensor ids_from(int64_t row, size_t from) const;

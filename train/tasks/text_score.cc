@@ -13,7 +13,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the ids of a text in which the texts of special tokens are ordinary text.
+/// Encodes a text. The texts of special tokens in it are encoded as ordinary text.
 std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text,
                                bool begins = true) {
   if (tokenizer.bpe() == nullptr) return tokenizer.encode(text);
@@ -22,15 +22,15 @@ std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text
   return {ids.begin(), ids.end()};
 }
 
-/// Returns the summed loss of rows of `t` tokens and their successors; targets before `from` are
-/// not scored.
+/// Returns the summed loss of rows of `t` tokens. Each row also has the token after these, which is
+/// the last target. Targets at positions before `from` are not scored.
 double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_t t, int64_t from) {
   const auto n = static_cast<int64_t>(rows.size());
   const at::Tensor ids = at::empty({n, t + 1}, at::kLong);
   for (int64_t i = 0; i < n; ++i)
     std::copy_n(rows[static_cast<size_t>(i)], t + 1, ids.mutable_data_ptr<int64_t>() + i * (t + 1));
 
-  // A copy, since the inputs share the memory of `ids`.
+  // Copy the targets before changing them, since the inputs share the memory of `ids`.
   const at::Tensor targets = ids.slice(1, 1, t + 1).clone();
   if (from > 0) targets.slice(1, 0, from).fill_(-100);
 
@@ -66,8 +66,8 @@ TextScore score_text(const Scoring& s, std::string_view text) {
   score.tokens = std::ssize(ids) - 1;
 
   const int64_t stride = s.stride == 0 ? s.context : s.stride;
-  // Windows with the same length and the same first scored position are batched. If windows
-  // overlap, the first one is a batch of its own, and so is a shorter last one.
+  // Windows with the same length and the same first scored position form a batch. If windows
+  // overlap, the first one is a batch of its own, and so is a last window that is shorter.
   std::vector<const int64_t*> rows;
   int64_t length = 0, from = 0;
   const auto run = [&] {
@@ -99,7 +99,7 @@ Answer answer(const Scoring& s, const MultipleChoice& c) {
       ending = " " + ending;
 
     std::vector<int64_t> ids = plain_ids(s.tokenizer, c.context);
-    // A token that only ends documents is needed only where there is no context.
+    // A token that ends documents but does not begin texts is needed only if there is no context.
     const int64_t begin = text_begin_token(s.tokenizer);
     if (begin >= 0 && (ids.empty() || begin != s.tokenizer.document_end()))
       ids.insert(ids.begin(), begin);

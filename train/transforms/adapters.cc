@@ -19,7 +19,7 @@ const AdaptersConfig& adapters_of(const RunConfig& config) {
 
 namespace {
 
-/// Returns the parts of a list with commas between them.
+/// Splits a comma-separated list.
 std::vector<std::string> patterns_of(const std::string& list) {
   std::vector<std::string> all;
   for (size_t begin = 0; begin <= list.size();) {
@@ -30,9 +30,9 @@ std::vector<std::string> patterns_of(const std::string& list) {
   return all;
 }
 
-/// Returns the layers that get adapters: those that the patterns match, or, without a pattern,
-/// those of the blocks. A head whose weight the loss uses directly is not one of them: its adapter
-/// would never run. Throws Exit::usage for a pattern without a layer.
+/// Returns the layers that get adapters: those that the patterns match or, without a pattern, those
+/// of the blocks (all layers if there are no blocks). A head whose weight the loss uses directly
+/// gets none, since its adapter would never run. Throws Exit::usage if a pattern matches no layer.
 std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
   const at::Tensor head = model.has_head() ? model.head_weight().data() : at::Tensor();
   std::vector<Linear*> all, in_blocks;
@@ -68,12 +68,12 @@ std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
 
 std::string no_layer_text(const RunConfig& config) {
   return str("adapters.rank = ", adapters_of(config).rank,
-             " has nothing to act on: adapters are added to linear layers, and model.kind = \"",
+             " has no effect: adapters are added to linear layers, but model.kind = \"",
              config.model.kind,
              "\" has none beside its head; leave [adapters] out to train the whole model");
 }
 
-/// Returns whether a model of the config has no layer for adapters; false if that is not known.
+/// Returns whether a model of the config has no layer for adapters; false if this is unknown.
 bool has_no_layer(const ModelConfig& config) {
   const std::unique_ptr<Model> model = shapes_of(config);
   return model && adapted_layers(*model, "").empty();
@@ -97,8 +97,8 @@ void forget_training(RunState& state) {
   state.base_hash.clear();
 }
 
-/// Writes a checkpoint of a run without adapters, whose tensors are divided among the files of
-/// several processes, as a run whose checkpoint has complete tensors.
+/// Copies a run without adapters, whose checkpoint is divided among the files of several processes,
+/// to a run whose checkpoint has complete tensors.
 fs::path merge_files(const fs::path& run, const fs::path& checkpoint, RunState state,
                      const fs::path& out, bool average, const StopAsked& stop) {
   if (tensor_file_names(checkpoint, CheckpointPart::model).size() == 1)
@@ -142,7 +142,7 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
     return ConfigFault{{key}, str(what...)};
   };
 
-  // A key without effect suggests that the rank was forgotten.
+  // If another key is set, the rank was probably forgotten.
   if (c.rank == 0) {
     const AnyConfig& own = config.transforms.at("adapters");
     for (const Field& f : own.schema().fields()) {
@@ -162,11 +162,12 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
   // With adapters, resolve_init_from() makes train.init_from their base.
   const std::string& source = config.train.init_from;
   if (c.base.empty() && source.empty())
-    return fault("adapters.rank", "adapters.rank needs adapters.base, the run to put adapters on");
+    return fault("adapters.rank",
+                 "adapters.rank needs adapters.base, the run that the adapters are trained on");
   if (!c.base.empty() && !source.empty() && c.base != source) {
     return fault("train.init_from", "train.init_from = \"", source,
-                 "\" has no effect beside adapters.base = \"", c.base,
-                 "\", whose weights are under the adapters; leave it out");
+                 "\" has no effect together with adapters.base = \"", c.base,
+                 "\", whose weights the adapters are trained on; leave train.init_from out");
   }
 
   if (c.double_quant && c.dtype != "nf4")
@@ -177,7 +178,7 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
   const bool quantized = c.dtype == "int8" || c.dtype == "nf4";
   if (quantized ? config.amp.dtype == "fp32" : c.dtype != config.amp.dtype) {
     return fault("adapters.dtype", "adapters.dtype = \"", c.dtype, "\" needs amp.dtype = \"",
-                 quantized ? "bf16\" or \"fp16" : c.dtype, "\", and it is \"", config.amp.dtype,
+                 quantized ? "bf16\" or \"fp16" : c.dtype, "\", but it is \"", config.amp.dtype,
                  "\"");
   }
 
@@ -227,7 +228,7 @@ void check_base(const fs::path& base, const RunConfig& config, const std::string
   if (const std::string now = base_hash(base); now != hash) {
     fail(Exit::checkpoint, "adapters.base = ", adapters_of(config).base,
          " is not what the adapters were trained on (checksum ", now, " instead of ", hash,
-         "); has it been trained further? Name the checkpoint itself instead of its run");
+         "); if that model was trained further, name the checkpoint itself instead of its run");
   }
 }
 
@@ -248,7 +249,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
   const fs::path base = find_base(config);
   check_base(base, config, state.base_hash);
 
-  // Merging happens in float32, whatever dtype the run kept the base in.
+  // Merge in float32, whatever dtype the run kept the base in.
   const auto model = load_frozen(base, config, state.sizes, {}, at::kCPU);
   const std::string base_weights = weights_checksum(*model);
   add_adapters(*model, {.config = config, .device = at::kCPU, .matrices = at::kFloat});
@@ -265,15 +266,15 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
     return Variable::parameter(p.parameter.data(), p.path);
   });
 
-  // The reference of a task such as dpo is where the weights began.
+  // Record the base as the model that the run began with, which is the reference of the task dpo.
   if (config.train.init_from.empty()) {
     config.train.init_from = adapters_of(config).base;
     state.frozen_hash = base_weights;
   }
 
-  // Reset what belongs to the training of the adapters.
+  // Reset the settings of the adapters and of their moving average.
   config.transforms["adapters"] = AnyConfig::of<AdaptersConfig>();
-  config.optim.ema_decay = 0;  // the average is that of the adapters
+  config.optim.ema_decay = 0;  // only the adapters have averages
   // A checkpoint has an optimizer; plain SGD has no state.
   OptimConfig stateless;
   stateless.kind = "sgd";

@@ -1,4 +1,4 @@
-// Adapters: their base model, their creation, and merging them into it.
+// Adapters: finding and loading their base model, creating them, and merging them into the base.
 #pragma once
 
 #include <optional>
@@ -11,6 +11,7 @@
 
 namespace lathe {
 
+/// Keys of [adapters].
 struct AdaptersConfig {
   LATHE_FIELD(
       int64_t, rank, 0,
@@ -30,8 +31,8 @@ struct AdaptersConfig {
               "et al. 2024).",
               anything().fixed())
   LATHE_FIELD(std::string, base, "",
-              "Run or checkpoint that the adapters are trained on. It sets all keys of [model] but "
-              "dropout.",
+              "Run or checkpoint that the adapters are trained on. All keys of [model] except "
+              "dropout are taken from it.",
               anything().fixed())
   LATHE_FIELD(std::string, dtype, "fp32",
               "Dtype of the frozen model. int8 and nf4 quantize the linear layers of its blocks "
@@ -44,23 +45,23 @@ struct AdaptersConfig {
 const AdaptersConfig& adapters_of(const RunConfig& config);
 
 /// Implements the transform "adapters": if adapters.rank is above 0, adds adapters with initial
-/// values to the linear layers that adapters.layers selects. Throws Exit::usage where a pattern
+/// values to the linear layers that adapters.layers selects. Throws Exit::usage if a pattern
 /// matches no layer.
 void add_adapters(Model& model, const TransformContext& context);
 /// Returns the first fault in the keys of [adapters]; nullopt if there is none.
 std::optional<ConfigFault> check_adapters(const RunConfig& config);
 
-/// Returns the checkpoint that adapters.base names. Throws Exit::checkpoint where there is none.
+/// Returns the checkpoint that adapters.base names. Throws Exit::checkpoint if there is none.
 fs::path find_base(const RunConfig& config);
-/// Finds adapters.base of a config with adapters, and returns the config with its path and its
-/// [model]. Returns a config without adapters unchanged. Throws Exit::usage where the config gives
-/// a key of [model] another value than the base has, or where the base has adapters itself.
+/// Finds the base that adapters.base names, and returns the config with the base's path and
+/// [model]. Returns a config without adapters unchanged. Throws Exit::usage if the config gives a
+/// key of [model] another value than the base has, or if the base has adapters itself.
 LoadedConfig resolve_adapter_base(LoadedConfig loaded);
 /// Throws Exit::data if the tokenizer of the data differs from that of the base. Does nothing
 /// without a base.
 void check_base_tokenizer(const LoadedConfig& loaded, const Data& data);
-/// Returns the frozen base of a config with adapters, in the dtype or format of adapters.dtype, or
-/// this tensor rank's part of it.
+/// Loads the frozen base of a config with adapters in the format of adapters.dtype. With
+/// dist.tensor, loads only this tensor rank's part of it.
 std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
                                  const ModelSizes& sizes, at::Device device);
 /// Returns the checksum that identifies the weights of a base (model_id()); "" without a base.
@@ -69,14 +70,14 @@ std::string base_hash(const fs::path& base);
 /// adapters were trained on.
 void check_base(const fs::path& base, const RunConfig& config, const std::string& hash);
 
-/// Merges the adapters of a run, or if `average` their moving averages, into its base. Writes the
+/// Merges the adapters of a run, or if `average` their moving averages, into their base. Writes the
 /// result, without optimizer state, as a separate run in `out`, which can be evaluated, generate
-/// text, and be the base of other adapters. Of a run without adapters whose checkpoint has a file
-/// for each process, writes the same state with complete tensors, so that the new run can be
-/// resumed too. Returns the new checkpoint. `out` is created completely or not at all. Throws
-/// Exit::usage where `out` contains anything, or the run has nothing to merge or no averages, and
-/// Exit::busy where another process writes `out`. `stop` is called before each layer or tensor;
-/// true ends the merge with Exit::stopped.
+/// text, and be the base of other adapters. For a run without adapters whose checkpoint has a file
+/// for each process, writes the same state with complete tensors instead, so that the new run can
+/// be resumed. Returns the new checkpoint. `out` is created completely or not at all. Throws
+/// Exit::usage if `out` is not empty, or if the run has nothing to merge or no averages, and
+/// Exit::busy if another process is writing `out`. `stop` is called before each layer or tensor; if
+/// it returns true, the merge ends with Exit::stopped.
 fs::path merge(const fs::path& run, const fs::path& out, bool average,
                const StopAsked& stop = nullptr);
 

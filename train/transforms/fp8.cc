@@ -1,4 +1,4 @@
-// The checks run on every device, so that a config that a GPU can't run is refused on a CPU too.
+// The checks run on every device. A config that a GPU can't run is therefore refused on a CPU too.
 #include "train/transforms/fp8.h"
 
 #include <algorithm>

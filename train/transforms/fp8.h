@@ -9,10 +9,11 @@
 
 namespace lathe {
 
-/// Converts the layers if amp.dtype is "fp8". Throws Exit::usage where the model has no repeated
-/// blocks, or a weight in them has a size that is not a multiple of 16.
+/// Converts the layers if amp.dtype is "fp8". Throws Exit::usage if the model has no repeated
+/// blocks, or if a weight in them has a size that is not a multiple of 16.
 void add_fp8_layers(Model& model, const TransformContext& context);
-/// Checks the sizes that fp8 matrix products on a GPU need, and that some blocks are left to fp8.
+/// Returns a fault if a size is not one that fp8 matmuls on a GPU support, or if
+/// amp.fp8_edge_blocks leaves no block for fp8; nullopt if there is none.
 std::optional<ConfigFault> check_fp8(const RunConfig& config);
 
 }  // namespace lathe

@@ -18,16 +18,16 @@
 namespace lathe {
 namespace {
 
-/// Returns whether a parameter of a layer that is cut along `dim` is cut too. A bias and magnitudes
-/// have no dim 1. The dimensions of an adapter's matrices are A [rank, in] and B [out, rank].
+/// Returns whether a parameter of a layer is cut if the layer's weight is cut along `dim`. Biases
+/// and magnitudes have no dimension 1. An adapter's matrices are A [rank, in] and B [out, rank].
 bool is_cut_too(const NamedParameter& p, int64_t dim) {
   if (p.role.name == Role::lora_a.name) return dim == 1;
   if (p.role.name == Role::lora_b.name) return dim == 0;
   return dim < p.parameter.dim();
 }
 
-/// Returns the rule that cuts a parameter, or null. The first rule for a layer is the one for all
-/// of its parameters.
+/// Returns the rule that cuts a parameter, or null. The first rule that matches a layer applies to
+/// all of its parameters.
 const LayerCut* find_rule(const std::vector<LayerCut>& rules, const NamedParameter& p) {
   const std::string layer = p.path.substr(0, p.path.rfind('.'));
   const auto rule = std::find_if(rules.begin(), rules.end(),

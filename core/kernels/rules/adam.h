@@ -4,8 +4,8 @@
 
 namespace lathe {
 
-/// Adam, or AdamW if `Decoupled`, either with amsgrad, as in torch.optim. Kingma and Ba 2015;
-/// Loshchilov and Hutter 2019; Reddi, Kale and Kumar 2018.
+/// Adam, or AdamW if `Decoupled` is true, each with AMSGrad if `Amsgrad` is true, as in
+/// torch.optim. Kingma and Ba 2015; Loshchilov and Hutter 2019; Reddi, Kale and Kumar 2018.
 template <bool Decoupled, bool Amsgrad>
 struct AdamRule : RuleDefaults {
   static constexpr const char* name = Decoupled ? "adamw" : "adam";

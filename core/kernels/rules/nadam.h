@@ -1,11 +1,11 @@
-// The product of momenta is kept in StepControl and saved as mu_product.
+// The product of momenta is in StepControl::mu_product, which checkpoints save.
 #pragma once
 
 #include "core/kernels/rules/rule.h"
 
 namespace lathe {
 
-/// torch.optim.NAdam: Adam with Nesterov's momentum. Dozat 2016.
+/// NAdam, Adam with Nesterov's momentum, as in torch.optim.NAdam. Dozat 2016.
 struct NAdam : RuleDefaults {
   static constexpr const char* name = "nadam";
   static constexpr const char* doc = "Adam with Nesterov's momentum";

@@ -7,16 +7,16 @@
 //     // True: the formula applies weight decay by c.decay. False: the gradient includes it.
 //     static constexpr bool decoupled = false;
 //     static std::vector<RuleState> state(const UpdateRule& r);
-//     // Returns the parameter after the step. g: gradient, unscaled and clipped; s0 s1 s2: the
-//     // element's states of RuleState::place 0, 1 and 2. A state that state() lacks points to a
-//     // number that nothing else reads.
+//     // Returns the parameter after the step. g: the gradient, unscaled and clipped; s0, s1, s2:
+//     // the element's states with RuleState::place 0, 1 and 2. The pointer of a state that state()
+//     // does not list points to a number that nothing else reads.
 //     // Avoid branches, so that the compiler can use vectors.
 //     template <class T>
 //     LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c);
 //   };
 //
-// Put it in a file in core/kernels/rules/ and add a line to core/kernels/rules.h. CPUs, GPUs,
-// checkpoints, plans and the config then support it.
+// Put a new rule in a file in core/kernels/rules/, and add it to the list in core/kernels/rules.h.
+// CPUs, GPUs, checkpoints, plans and the config then support it.
 #pragma once
 
 #include <cmath>
@@ -33,14 +33,15 @@
 
 namespace lathe {
 
-/// A tensor of a rule's state, of the parameter's shape.
+/// A tensor of a rule's state, with the parameter's shape.
 struct RuleState {
-  const char* name;  ///< torch.optim's name
+  const char* name;  ///< its name in torch.optim
   int place = 0;     ///< index in UpdateArgs::state
   double start = 0;  ///< initial value of the elements
 };
 
-/// A rule's constants in the type in which a parameter is computed.
+/// A rule's constants, in the type in which the update of a parameter is computed. `first`: it is
+/// the first update.
 template <class T>
 struct Coefficients {
   T lr, decay, grad_scale, wd, beta1, one_beta1, beta2, one_beta2, eps, momentum, one_dampening,
@@ -69,16 +70,16 @@ struct Coefficients {
         centered(r.centered) {}
 };
 
-/// Defaults of a rule's members.
+/// Default members of a rule.
 struct RuleDefaults {
   static constexpr bool hidden = false;  ///< not a value of optim.kind: part of another kind
   /// The gradient is used unchanged, neither unscaled nor clipped.
   static constexpr bool raw = false;
-  /// Sets the rule's own constants.
+  /// Sets the constants that are specific to the rule.
   template <class T>
   LATHE_BOTH static void prepare(Coefficients<T>&, const UpdateRule&, const UpdateArgs&,
                                  const StepControl&) {}
-  /// Called once per update of all parameters, before any of them is updated.
+  /// Changes the step's decision. Called once per update, before any parameter is updated.
   LATHE_BOTH static void settle(const UpdateRule&, StepControl&) {}
 };
 

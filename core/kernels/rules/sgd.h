@@ -1,12 +1,12 @@
-// Gradient descent, with and without momentum, and the bare step with which whole-tensor optimizers
-// end.
+// Gradient descent, with and without momentum, and the final step of optimizers that compute a
+// direction for a complete tensor.
 #pragma once
 
 #include "core/kernels/rules/rule.h"
 
 namespace lathe {
 
-/// Gradient descent, as torch.optim.SGD.
+/// Gradient descent, as in torch.optim.SGD.
 struct Sgd : RuleDefaults {
   static constexpr const char* name = "sgd";
   static constexpr const char* doc = "gradient descent";
@@ -19,14 +19,14 @@ struct Sgd : RuleDefaults {
   }
 };
 
-/// Gradient descent with momentum, as torch.optim.SGD. Polyak 1964; Sutskever et al. 2013.
+/// Gradient descent with momentum, as in torch.optim.SGD. Polyak 1964; Sutskever et al. 2013.
 struct Momentum : RuleDefaults {
   static constexpr const char* name = "momentum";
   static constexpr const char* doc = "gradient descent with momentum, Nesterov's too";
   static constexpr bool decoupled = false;
   static std::vector<RuleState> state(const UpdateRule&) { return {{"momentum_buffer"}}; }
-  // v = momentum v + (1 - dampening) g (v = g at first)
-  // p -= lr v, Nesterov: p -= lr (g + momentum v)
+  // v = momentum v + (1 - dampening) g, and v = g in the first update
+  // p -= lr v; Nesterov: p -= lr (g + momentum v)
   template <class T>
   LATHE_BOTH static T element(T p, T g, T* s0, T*, T*, const Coefficients<T>& c) {
     *s0 = c.first ? g : c.momentum * *s0 + c.one_dampening * g;
@@ -34,8 +34,9 @@ struct Momentum : RuleDefaults {
   }
 };
 
-/// p = (1 - lr wd) p - lr g, with an unchanged g: a direction computed from a gradient. With a null
-/// g and lr 0, the parameter stays and only its working copy and average are updated.
+/// p = (1 - lr wd) p - lr g, where UpdateArgs::grad is a direction that was computed from the
+/// gradient, and is used unchanged. With a null grad and lr 0, the parameter stays the same, and
+/// only its working copy and average are updated.
 struct Descend : RuleDefaults {
   static constexpr const char* name = "descend";
   static constexpr const char* doc = "";

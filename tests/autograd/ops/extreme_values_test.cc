@@ -54,7 +54,7 @@ TEST_CASE("inputs that PyTorch refuses are refused with a sentence", "[extreme_v
   }
 }
 
-/// The gradient of sum(f(x)), ours and LibTorch's.
+/// Returns the gradients of sum(f(x)) by Lathe and by LibTorch.
 std::pair<at::Tensor, at::Tensor> both_gradients(
     const std::function<Variable(const Variable&)>& ours,
     const std::function<at::Tensor(const at::Tensor&)>& theirs, const at::Tensor& x) {
@@ -147,7 +147,7 @@ TEST_CASE("second derivatives of logsigmoid are exact in both tails, and elu's i
     return grad(sum(first), {v})[0].data();
   };
   const at::Tensor exact = x.to(at::kDouble), s = exact.sigmoid();
-  // A few roundings of float32, relative to each derivative.
+  // The allowed error is a few float32 roundings, relative to each derivative.
   CHECK(second([](const Variable& v) { return logsigmoid(v); }, x)
             .to(at::kDouble)
             .allclose(-s * (-exact).sigmoid(), 1e-6, 0));

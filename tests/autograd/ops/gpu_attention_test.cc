@@ -17,7 +17,8 @@ namespace {
 using namespace lathe;
 using lathe::test::skip_without_gpu;
 
-/// Returns starts [2, time] of documents of uneven lengths, two of them of a single position.
+/// Returns the starts [2, time] of documents with different lengths, two of which have a single
+/// position.
 at::Tensor starts_of_documents(int64_t time) {
   const at::Tensor starts = at::zeros({2, time}, at::kLong);
   for (const auto& [row, begin] :
@@ -63,7 +64,7 @@ std::vector<at::Tensor> attended(const GroupedCase& c, const std::vector<at::Ten
 }
 
 /// Returns the largest difference relative to the largest value, or to 1 if that is larger: with
-/// one position, the gradients of queries and keys are zero but for rounding.
+/// one position, the gradients of queries and keys are zero except for rounding.
 double apart(const at::Tensor& a, const at::Tensor& b) {
   return ((a - b).abs().max() / b.abs().max().clamp_min(1)).item<double>();
 }
@@ -88,7 +89,7 @@ TEST_CASE("a GPU's attention with groups, windows, documents and a cache matches
       const auto ours = attended(c, rounded, dy.to(dtype), at::kCUDA, dtype);
       const auto again = attended(c, rounded, dy.to(dtype), at::kCUDA, dtype);
 
-      // Two products and a softmax, each rounded.
+      // The allowed error is that of two matrix products and a softmax, each rounded.
       const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-8 : 0x1p-5;
       for (size_t i = 0; i < wanted.size(); ++i) {
         INFO("result " << i);
@@ -141,7 +142,7 @@ TEST_CASE("document bounds follow document starts, and are undefined for other s
   starts[1].slice(0, 40, 79).fill_(40);
   CHECK(document_bounds(starts).longest == 64);
 
-  // A window's starts are not those of documents.
+  // The starts of a sliding window are not document starts.
   const at::Tensor window = (torch::arange(80) - 7).clamp_min(0).expand({2, 80}).contiguous();
   CHECK(!document_bounds(window).begins.defined());
   const at::Tensor late = at::zeros({1, 4}, at::kLong);

@@ -189,9 +189,9 @@ class Checker {
     const at::Tensor wanted = c_.oracle(exact, ids.defined() ? ids.contiguous() : ids);
     const auto grads = torch::autograd::grad({wanted}, exact, {dy.to(at::kDouble).contiguous()},
                                              false, false, /*allow_unused=*/true);
-    // Low precision, as in the op table: a result is rounded once, and the terms of its sum a few
-    // times. float32: expanded inputs make sums of up to 129 equal terms, whose roundings of 2^-24
-    // add up to 2^-17 and do not cancel.
+    // In low precision, as in the op table, a result is rounded once, and the terms of its sum a
+    // few times. In float32, expanded inputs make sums of up to 129 equal terms, whose roundings of
+    // 2^-24 add up to 2^-17 and do not cancel.
     const double spacing = dtype == at::kFloat ? 0x1p-19 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
     compare("forward", y.data(), wanted.detach(), spacing);
     for (size_t i = 0; i < x.size(); ++i) {
@@ -208,7 +208,8 @@ class Checker {
       problem_ += str(what, " is ", describe(ours), " instead of ", describe(wanted), "; ");
     } else if (ours.numel() > 0) {
       const double off = (ours.to(at::kDouble) - wanted).abs().max().item<double>();
-      // The 1 allows for terms near 1 that cancel. A wrong layout causes errors as large as terms.
+      // The added 1 allows for terms near 1 that cancel. A wrong layout causes errors as large as
+      // terms.
       const double allowed = spacing * c_.scale * (1 + wanted.abs().max().item<double>());
       if (!(off <= allowed)) problem_ += str(what, " is off by ", off, ", allowed ", allowed, "; ");
     }
@@ -240,7 +241,7 @@ TEST_CASE("ops with CPU kernels take inputs of any layout and size", "[memory_la
       }
     };
 
-    // Each size along rows and along columns, all inputs alike.
+    // Try each size as the number of rows and of columns, with the same layout for all inputs.
     for (const Layout l : layouts) {
       const std::vector<Layout> alike(inputs + 1, l);
       for (const int64_t n : sizes) {
@@ -250,7 +251,7 @@ TEST_CASE("ops with CPU kernels take inputs of any layout and size", "[memory_la
       }
     }
 
-    // One input, or the cotangent, at a time.
+    // Give another layout to one input at a time, or to the cotangent.
     for (size_t i = 0; i <= inputs; ++i) {
       for (const Layout l : layouts) {
         std::vector<Layout> one(inputs + 1, Layout::contiguous);

@@ -204,7 +204,7 @@ TEST_CASE("a norm whose sum of squares overflows is right or NaN, not zero", "[n
     on_every_set([&](const std::string& set) {
       const at::Tensor y = layer_norm(Variable(big), {}, {}).data();
       INFO(kernels << " on " << set << ": " << y);
-      // 1e-5: float32, and a mean of four numbers of both signs
+      // 1e-5 allows for float32, and a mean of four numbers of both signs
       CHECK(
           (y.isnan().all().item<bool>() || torch::allclose(y.to(at::kDouble), wanted, 1e-5, 1e-5)));
     });

@@ -94,8 +94,8 @@ ForwardPass forward_pass(const OpCase& row, at::ScalarType dtype) {
   return pass;
 }
 
-/// Changes each tensor that the row's ops keep, one in each pass; returns how many passes were
-/// refused.
+/// Changes each tensor that the row's ops keep, one per pass, and returns the number of passes that
+/// were refused.
 int64_t check_changes(const OpCase& row, at::ScalarType dtype) {
   const ForwardPass first = forward_pass(row, dtype);
   const at::Tensor dy = first.y.data().clone();
@@ -350,7 +350,7 @@ TEST_CASE("every op with an undefined input computes without it, or names it in 
   int64_t refused = 0, computed = 0;
 
   for (const OpCase& row : lathe::test::op_table()) {
-    if (row.op == "interpolate_backward") continue;  // its rows themselves read an input's dtype
+    if (row.op == "interpolate_backward") continue;  // its rows read the dtype of an input
     for (size_t i = 0; i < row.inputs.size(); ++i) {
       INFO(row.op << " (" << row.label << ") without input " << i);
       const TrainingStep step(lathe::test::step_random);

@@ -1,4 +1,4 @@
-// The table: one row or more for each op, with LibTorch's own function as the oracle.
+// The op table: one or more rows for each op, with LibTorch's function as the oracle.
 
 #include "amp/amp.h"
 #include "autograd/fp8.h"
@@ -196,7 +196,7 @@ std::vector<OpCase> make_op_table() {
            [](V v) { return log_softmax(v[0], 1); },
            [](T x) { return x[0].log_softmax(1); }});
 
-  // Ops of several inputs, of which one needs no gradient ("still").
+  // Ops with several inputs, one of which needs no gradient ("still").
   const Input still{{2, 3}, 0.5, 2, false}, row_still{{3}, 0.5, 2, false};
   add_row({"add",
            "second still",

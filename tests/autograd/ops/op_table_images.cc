@@ -20,7 +20,7 @@ at::Tensor reference_conv(const at::Tensor& x, const at::Tensor& w, const at::Te
 /// `dy`. The gradient is differentiable itself.
 template <class F>
 at::Tensor reference_adjoint(at::IntArrayRef sizes, const at::Tensor& dy, F&& f) {
-  const at::AutoGradMode on(true);  // the harness also asks for values alone
+  const at::AutoGradMode on(true);  // the harness also calls this function without gradients
   const at::Tensor zero = torch::zeros(sizes, dy.options().requires_grad(true));
   return torch::autograd::grad({f(zero)}, {zero}, {dy}, true, /*create_graph=*/true)[0];
 }

@@ -238,7 +238,7 @@ void add_scans(std::vector<OpCase>& t) {
                  {{{2, 4}}},
                  [ours](V v) { return cumprod(ours(v[0]), 1); },
                  [oracle](T x) { return oracle(x[0]).cumprod(1); }});
-    t.back().differences = false;  // the zeros stay when x changes, but have gradients
+    t.back().differences = false;  // the zeros do not change with x, but have gradients
     t.push_back({"prod",
                  label,
                  {{{2, 4}}},

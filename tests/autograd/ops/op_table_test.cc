@@ -1,5 +1,5 @@
-// The op table: every op against LibTorch and central differences, and proof that the harness can
-// fail.
+// Compares every op of the op table with LibTorch and with central differences, and shows that
+// these checks can fail.
 #include <ATen/ops/randn.h>
 
 #include "autograd/op.h"
@@ -13,7 +13,7 @@ using namespace lathe;
 using namespace lathe::test;
 
 TEST_CASE("every op agrees with both oracles: even rows", "[op_table]") {
-  check_rows(0, 2);  // op_table_rest_test.cc takes the other half
+  check_rows(0, 2);  // op_table_rest_test.cc checks the other half
 }
 
 TEST_CASE("every op has a row in the table", "[op_table]") {

@@ -1,5 +1,6 @@
-// Compares the tensors that each op keeps for backward with a bound, the fewest that are known to
-// suffice. docs/reference/saved-tensors.md lists the tensors; LATHE_TEST_WRITE=1 writes that page.
+// Compares the number of tensors that each op keeps for backward with a bound, the smallest number
+// that is known to suffice. docs/reference/saved-tensors.md lists the tensors; LATHE_TEST_WRITE=1
+// writes that page.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -26,7 +27,7 @@ struct KeptByOp {
   std::set<int> inputs, outputs;
   size_t others = 0;  // the largest number of tensors that are neither inputs nor outputs
   double fp32 = 0,
-         bf16 = 0;  // bytes per element of the op's largest tensor, the maximum of its rows
+         bf16 = 0;  // kept bytes per element of the op's largest tensor, the maximum over its rows
 
   std::string text() const {
     std::string all;
@@ -126,7 +127,7 @@ std::string page_of(const std::map<std::string, KeptByOp>& ops) {
   return page;
 }
 
-/// How many inputs, results and other tensors an op may keep.
+/// The largest numbers of inputs, results and other tensors that an op may keep.
 struct SavedBound {
   size_t inputs, outputs, others;
 };
@@ -245,7 +246,7 @@ TEST_CASE("docs/reference/saved-tensors.md lists the tensors that ops keep", "[s
   CHECK(test::slurp(path) == page);
 }
 
-/// The bytes that a recorded op keeps.
+/// Returns the bytes that a recorded op keeps.
 int64_t saved_bytes_of(const Variable& y) {
   int64_t bytes = 0;
   y.node()->visit_saved([&](Saved& saved) {

@@ -259,7 +259,8 @@ TEST_CASE("one-pass statistics agree with the definition, also if the first valu
     CHECK(channels.result().scale[c] == Approx(deviation).epsilon(1e-12));
   }
 
-  // 0.1 summed 60 times and divided is not 0.1; a constant is nevertheless its own mean.
+  // The sum of 60 times 0.1, divided by 60, is not exactly 0.1. The mean of a constant must
+  // nevertheless be the constant.
   const std::vector<double> constant(6, 0.1);
   Statistics still({1, 6});
   for (int i = 0; i < 10; ++i) still.add(constant.data());
@@ -606,7 +607,7 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
                c.targets = {{0, 0, 0}, {1, 1, 1}};
              }),
              ContainsSubstring("all.safetensors") && ContainsSubstring("targets of 1") &&
-                 ContainsSubstring("for 3"));
+                 ContainsSubstring("requires 3"));
 
   // A file outside the folder.
   CHECK_THAT(problem([](auto& c) { c.train.inputs.file = "../all.safetensors"; }),

@@ -89,7 +89,7 @@ TEST_CASE("headers of every version, spelling and type are read", "[npy]") {
     CHECK(a.type() == row.type);
     CHECK(a.sizes() == row.sizes);
 
-    // What is written again has the same type and sizes.
+    // An array that is written again has the same type and sizes.
     NpyWriter again(f / "b.npy", row.type, row.sizes);
     again.write(a.bytes().data(), a.bytes().size());
     again.finish();

@@ -1,4 +1,4 @@
-// Tests of mixtures of token data: which source a window comes from, preparation, and runs.
+// Tests of mixtures of token data: the source of each window, preparation, and runs.
 #include <cmath>
 
 #include "core/io/claimed_folder.h"
@@ -86,7 +86,7 @@ TEST_CASE("windows of a mixture are drawn by its shares, which data.mix can chan
     }
     return all;
   };
-  // Binomial: three standard deviations of 4000 windows are 2.4% of them at most.
+  // Counts are binomial: for 4000 windows, three standard deviations are at most 2.4% of them.
   const auto near = [](int64_t count, double share) {
     return std::abs(static_cast<double>(count) / 4000 - share) < 0.024;
   };

@@ -1,5 +1,5 @@
-// Instruction data: which parts of a conversation are learned, and that losses are divided by the
-// exact number of learned tokens.
+// Tests of instruction data: which parts of a conversation are learned, and that losses are divided
+// by the exact number of learned tokens.
 #include <cmath>
 
 #include "core/io/json.h"
@@ -179,7 +179,8 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
           "[conversations]") {
   const std::vector<ChatMessage> one{{"user", " Hi"}},
       ruled{{"system", "Rule."}, {"user", "Hi"}, {"assistant", "Ho "}, {"user", "A"}};
-  // What apply_chat_template would write, rendered by hand, with texts of special tokens as tokens.
+  // `text` is the output of apply_chat_template, rendered by hand. Texts of special tokens in it
+  // are encoded as these tokens.
   const auto asks = [](const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
                        const std::string& text) {
     CHECK(ChatTemplate(tokenizer, "", "").encode_prompt(messages) == tokenizer.encode(text));
@@ -481,7 +482,7 @@ TEST_CASE("a warning reports steps without a target, and `find lr` leaves them o
       lathe_in(f, {"prepare", "long.jsonl", "--format", "instructions", "--out", "long"}).code ==
       0);
 
-  // A window has 16 tokens, so most of them lie in a prompt.
+  // A window has 16 tokens, so most windows are within a prompt.
   const std::vector<std::string> keys{"--data.dir=long", "--train.batch_size=1",
                                       "--train.grad_accum=1", "--train.eval_interval=0"};
   const auto lathe = [&](std::vector<std::string> words) {

@@ -14,14 +14,14 @@
 
 namespace lathe::test {
 
-/// The form of a PNG file. Samples of 16 bits are big-endian.
+/// The format options of a PNG file. Samples of 16 bits are big-endian.
 struct PngForm {
   int color = PNG_COLOR_TYPE_RGB, depth = 8;
   bool interlaced = false;
   std::vector<png_color> palette{};
 };
 
-/// Returns a PNG file of packed rows: height x the bytes of a row.
+/// Returns the bytes of a PNG file. `rows` has the packed bytes of all rows.
 inline std::string png_of(int64_t height, int64_t width, std::vector<uint8_t> rows,
                           const PngForm& form = {}) {
   std::string file;
@@ -50,15 +50,15 @@ inline std::string png_of(int64_t height, int64_t width, std::vector<uint8_t> ro
   return file;
 }
 
-/// The form of a JPEG file.
+/// The format options of a JPEG file.
 struct JpegForm {
   J_COLOR_SPACE space = JCS_RGB;
   int channels = 3;
   bool progressive = false;
-  bool apart = false;  ///< a scan for each of three channels
+  bool apart = false;  ///< writes a separate scan for each of three channels
 };
 
-/// Returns a JPEG file of the best quality from pixels [height, width, channels].
+/// Returns the bytes of a JPEG file of the best quality, from pixels [height, width, channels].
 inline std::string jpeg_of(int64_t height, int64_t width, std::vector<uint8_t> pixels,
                            const JpegForm& form = {}) {
   jpeg_compress_struct info{};

@@ -131,13 +131,14 @@ std::vector<double> torch_resized(const ImagePixels& image, int64_t height, int6
 
 TEST_CASE("resized images agree with LibTorch and the formula", "[image_files]") {
   std::vector<double> out;
-  // 4 to 2: the triangle is 4 wide, so inner weights are 1, 3, 3, 1 of 8, and 3, 3, 1 of 7 where
-  // the border cuts it.
+  // From 4 to 2 pixels, the triangular filter is 4 pixels wide. Its weights are 1/8, 3/8, 3/8 and
+  // 1/8, or 3/7, 3/7 and 1/7 where the border cuts it off.
   const ImagePixels row{10, 50, 90, 250};
   resize_image(row, 1, 4, 1, 1, 2, out);
   CHECK(out == std::vector<double>{std::round((3 * 10 + 3 * 50 + 90) / 7.0),
                                    std::round((50 + 3 * 90 + 3 * 250) / 7.0)});
-  // 2 to 4: values between the centers of pixels are interpolated, and outer values stay.
+  // From 2 to 4 pixels, values between the centers of pixels are interpolated, and outer values
+  // stay.
   resize_image(ImagePixels{0, 100}, 2, 1, 1, 4, 1, out);
   CHECK(out == std::vector<double>{0, 25, 75, 100});
 

@@ -1,4 +1,4 @@
-// Preparation of images in one folder per class: the results, and errors that name the file.
+// Tests of preparing images in one folder per class: the results, and errors that name the file.
 #include <zlib.h>
 
 #include <optional>
@@ -202,7 +202,7 @@ TEST_CASE("a file that is not a readable image is refused by its name, and nothi
   };
   bad("a.jpg", repeated(98), "100 scans");
   write_file(c.f / "in/cat/scans.jpg", repeated(97));  // the control
-  write_file(c.f / "in/cat/png.jpg", png);             // contents decide, not names
+  write_file(c.f / "in/cat/png.jpg", png);             // contents determine the format, not names
   CHECK(c.prepare().train.examples == 6);
 }
 

@@ -1,5 +1,6 @@
-// Documents in `lathe prepare`: JSON Lines, compressed files, and counts of dropped documents. The
-// number of workers and the compression of a file must not change a byte of the result.
+// Tests of documents in `lathe prepare`: JSON Lines, compressed files, and counts of dropped
+// documents. The number of workers and the compression of a file must not change a byte of the
+// result.
 #include <zstd.h>
 
 #include <cstdlib>

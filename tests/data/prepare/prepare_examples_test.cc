@@ -121,14 +121,14 @@ TEST_CASE("CsvReader reads fields, quotes, line ends and byte-order marks", "[pr
 TEST_CASE("a table's header, target and task are detected, or set by options",
           "[prepare_examples]") {
   Prepared p;
-  // Text labels: sorted, and kept.
+  // Text labels are sorted, and stored in the manifest.
   auto m = p.csv("wide,high,kind\r\n1,2.5,\"pear, big\"\r\n3,4,apple\r\n5,6,apple\r\n");
   CHECK(m.task == "classification");
   CHECK(m.labels == std::vector<std::string>{"apple", "pear, big"});
   CHECK(p.rows() == Rows{{1, 2.5, 1}, {3, 4, 0}, {5, 6, 0}});
   CHECK(m.train.inputs.type == ArrayType::f64);
 
-  // No header; whole numbers are classes, in the order of numbers.
+  // There is no header, and integers are classes in numerical order.
   m = p.csv("1,2,10\n3,255,9\n");
   CHECK(m.labels == std::vector<std::string>{"9", "10"});
   CHECK(p.rows() == Rows{{1, 2, 1}, {3, 255, 0}});
@@ -136,7 +136,8 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(p.csv("1,2,10\n3,256,9\n").train.inputs.type == ArrayType::f64);
   CHECK(p.csv("1,2,10\n3,-1,9\n").train.inputs.type == ArrayType::f64);
 
-  // If texts of the first line occur again, it is not a header, also with an empty cell below.
+  // A first line whose texts occur again is not a header, even if there is an empty cell below
+  // them.
   p.options.table.missing = "drop";
   CHECK(p.csv("1.5,a,x\n2,,y\n3,a,x\n4,b,y\n").train.examples == 3);
   CHECK(p.csv("size,mark,kind\n2,,y\n3,a,x\n4,b,y\n").train.examples == 2);

@@ -1,5 +1,5 @@
-// Tests of preparing data: it gives the bytes of earlier builds, needs bounded memory, and may be
-// interrupted at any moment.
+// Tests of preparing data: it gives the same bytes as earlier builds, needs bounded memory, and may
+// be interrupted at any moment.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -176,12 +176,12 @@ TEST_CASE("a preparation that was killed at any moment can be repeated, also wit
       fs::remove(f / (out + "/.unfinished-lock"));
     } else {
       const std::string error = error_of([&] { TokenFile(f / out, "val", std::nullopt); });
-      if (std::string(kill).ends_with('4'))  // the validation shard has its name
+      if (std::string(kill).ends_with('4'))  // the validation shard has its final name
         CHECK(error == "");
       else
         CHECK_THAT(error, ContainsSubstring("no val.bin"));
       REQUIRE(prepare_in("lathe_faults", out, kill) == 128 + 9);  // and once more
-      // A command with larger shards, which have other names, leaves none of the former files.
+      // A command with larger shards, which have other names, leaves none of the previous files.
       fs::copy(f / out, f / (out + "b"));
       CHECK(lathe_in(f, {"prepare", "text.txt", "--out", out + "b"}).code == 0);
       CHECK((names(f / (out + "b")) ==
@@ -219,21 +219,22 @@ TEST_CASE("an interrupted preparation of plain text continues, and gives the sam
       prepare(o);
       o.out = f / "parts";
       o.progress_seconds = 0;
-      const int64_t survey = 5;  // calls of `stop` by the survey, one per piece
+      const int64_t survey = 5;  // calls of `stop` in the first pass (the survey), one per piece
       for (const int64_t after : {1, 2, 4}) {
         INFO(tokenizer << ", shards of " << shard << ", stopped after " << after);
         int64_t asked = 0;
         o.stop = [&] { return ++asked > survey + after; };
         CHECK_THAT(error_of([&] { prepare(o); }),
                    ContainsSubstring(o.out.string()) && ContainsSubstring("resume"));
-        for (const auto& entry :
-             fs::directory_iterator(f / "parts")) {  // bytes behind the record must be dropped
+        for (const auto& entry : fs::directory_iterator(f / "parts")) {  // bytes after the recorded
+                                                                         // length must be dropped
           if (entry.path().extension() == ".bin")
             std::ofstream(entry.path(), std::ios::app) << "torn";
         }
       }
       o.stop = nullptr;
-      if (shard == 2'000'000) {  // an input of equal length, changed in the part that is done
+      if (shard == 2'000'000) {  // an input of equal length, changed in the part that has been
+                                 // prepared
         std::string other = text;
         std::swap(other[100], other[101]);
         REQUIRE(other != text);
@@ -271,7 +272,7 @@ TEST_CASE("an interrupted preparation of plain text continues, and gives the sam
   const fs::path here = fs::current_path();
   fs::current_path(f.path());
   int64_t asked = 0;
-  // The survey asks three times.
+  // The survey calls `stop` three times.
   o.progress_seconds = 0;
   o.stop = [&] { return ++asked > 3 + 2; };
   const std::string stopped = error_of([&] { prepare(o); });
@@ -502,7 +503,7 @@ TEST_CASE("once the manifest has its final name, no record of the progress is le
   PrepareOptions o{.inputs = {(f / "text.txt").string()}, .out = watched_folder};
   o.progress_seconds = 0;
   fault_hook = [](const char* point) {
-    // The record must have been there for this test to mean anything.
+    // This test is meaningful only if the record existed.
     const std::string record = ".unfinished-manifest.json-progress";
     if (std::string(point) == "prepare: shards written")
       REQUIRE(names(watched_folder).contains(record));

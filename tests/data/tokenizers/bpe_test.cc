@@ -28,8 +28,8 @@ std::vector<std::string> pieces_of(const std::string& pattern, const std::string
   return out;
 }
 
-/// Encodes in the simple way: merges the neighbors whose pair is first in the list of merges, until
-/// no pair is in it.
+/// Encodes in the simple way: merges the neighbors whose pair comes first in the list of merges,
+/// until no pair of neighbors is in the list.
 std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& piece) {
   std::vector<int64_t> ids;
   for (const char c : piece) {
@@ -88,7 +88,7 @@ std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text,
     std::pair<int32_t, int32_t> best;
     int64_t most = 0;
     for (const auto& [pair, count] :
-         counts) {  // in the order of ids, so the first of equals is the smallest
+         counts) {  // in the order of ids, so the pair with the smallest ids is found first
       if (count > most) {
         best = pair;
         most = count;
@@ -260,7 +260,7 @@ TEST_CASE("training agrees with a simple implementation on any number of threads
   CHECK_THAT(error_of([&] { trained_on(f, "ab", 256); }),
              ContainsSubstring("vocabulary of 256 ") && ContainsSubstring("257"));
 
-  // No merge makes the text of a special token, which would then have two ids.
+  // No merge creates the text of a special token, which would then have two ids.
   write_file(f / "text.txt", std::string(sample_text(2000) + " user user user users"));
   const BPEDefinition with = train_bpe(
       {.files = {f / "text.txt"}}, {.vocab_size = 400, .special = {"us", "user"}, .threads = 1});
@@ -507,7 +507,7 @@ TEST_CASE("data prepared with a BPE has the ids of the text, and records the tok
   whole.push_back(2);  // </s>
   CHECK((ids_in("../parts/train.bin") == whole));
 
-  // Files are documents; a vocabulary above 65536 has wider ids.
+  // Each file is a document. A vocabulary above 65536 needs wider ids.
   write_file(f / "b.txt", "another text");
   d.tokens.resize(70000);
   d.tokens[69999] = "zqz";

@@ -1,5 +1,6 @@
-// Tokenizers of transformers' folders: added tokens that are text, pre-tokenizers, and what
-// tokenizer_config.json changes. The expected ids are those of Hugging Face's tokenizers 0.23.
+// Tests of tokenizers in folders of transformers: added tokens that are text, pre-tokenizers, and
+// the settings of tokenizer_config.json. The expected ids are those of Hugging Face's tokenizers
+// 0.23.
 #include <algorithm>
 #include <map>
 
@@ -42,7 +43,7 @@ TEST_CASE("an added token that is text is found in every text", "[tokenizer_fold
   CHECK(error_of([&] { pieces_of(bpe, "<|end|>", SpecialText::refuse); }) != "");
   CHECK(reread(d) == d);
 
-  // Texts are divided at line breaks only if no such token reaches past one.
+  // Texts are divided at line breaks only if no added token extends past one.
   d.patterns = {gpt2_pattern};
   CHECK(BPE(d, "test").ends_at_lines());
   d.special.push_back({static_cast<int32_t>(d.tokens.size()), "a\nb", /*special=*/false});
@@ -74,7 +75,7 @@ TEST_CASE("a chat has a space where SentencePiece's rule puts one after a specia
     for (int32_t& id : marked) id &= 0xFFFFFF;
     CHECK(marked == wanted);
 
-    // The prompt of an answer is the beginning of that.
+    // The prompt of an answer is the beginning of these tokens.
     const std::vector<int64_t> prompt = chat.encode_prompt({messages[0]});
     REQUIRE(prompt.size() < wanted.size());
     CHECK(std::equal(prompt.begin(), prompt.end(), wanted.begin()));

@@ -116,7 +116,7 @@ TEST_CASE("lines that are not preferences are refused with their number", "[pref
   const std::string good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
   const std::string hi = says("user", "Hi"), yes = says("assistant", "Yes");
 
-  // Each line, and words that tell its error from those of the others.
+  // Each line, and words by which its error differs from the errors of the others.
   const std::vector<std::pair<std::string, std::string>> faults{
       {"{\"prompt\": \"a\", \"chosen\": \"b\"}", "\"rejected\""},
       {"{\"chosen\": \"b\", \"rejected\": \"c\"}", "\"prompt\""},

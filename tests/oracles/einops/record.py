@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/oracles/einops/cases.txt: random patterns with the results of Python's einops and
-torch.einsum. Run it with a Python that has torch and einops, and pass the file's path.
+"""Writes tests/oracles/einops/cases.txt: random patterns, and the results of the package einops and
+of torch.einsum for them. Run it with a Python that has torch and einops, and pass the file's path.
 
 A line is: function|pattern|shapes of the operands|sizes by name|reduction|shape of the result|two sums of the result.
-The sums weight elements by their positions, so that the same values in another order give other sums. Element i of
-operand k is ((37 i + 11 k) mod 101) / 50 - 1.
+The sums weight each element by its position, so that the same values in another order give other
+sums. Element i of operand k is ((37 i + 11 k) mod 101) / 50 - 1.
 """
 
 import random

@@ -4,7 +4,7 @@
   tests/oracles/gguf/oracle.py LATHE [NAME ...]
 
 - types: random blocks of each type that Lathe reads, against gguf.dequantize, bit for bit.
-- quantize: what `export --dtype` writes, against gguf.quantize, byte for byte.
+- quantize: the blocks that `export --dtype` writes, against gguf.quantize, byte for byte.
 - models: the tensors and logits of a file's model, against transformers, which reads the same file.
 - tokenizers: the ids of a file's tokenizer, against transformers, which reads the same file.
 
@@ -52,7 +52,7 @@ def same(a, b):
 
 
 def in_halves(rows, heads):
-    """Converts rows from llama.cpp's pairs of rotary channels to Lathe's halves."""
+    """Reorders rows from llama.cpp's adjacent pairs of rotary channels to Lathe's halves."""
     return rows.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -139,7 +139,7 @@ def make_tokenizer(path):
 
 
 def make_sentencepiece(path):
-    """Writes a tokenizer like Llama 2's: parts of TEXT, and byte tokens for all other
+    """Writes a tokenizer like Llama 2's, trained on TEXT, with byte tokens for all other
     characters."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
 
@@ -227,7 +227,8 @@ def theirs(folder):
 
 
 def models(bench):
-    """Compares a GGUF file as transformers loads it with Lathe's import of it, exported again."""
+    """Compares the model that transformers loads from a GGUF file with the one that Lathe imports
+    from it and exports again."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,5 @@
-"""Records what torch.amp.GradScaler does with finite and non-finite gradients, for tests/amp/amp_test.cc.
+"""Records the scales and updates of torch.amp.GradScaler for finite and non-finite gradients, for
+tests/amp/amp_test.cc.
 
 usage: cd tests/oracles/grad_scaler && python record.py > steps.json     (a Python with torch 2.11)
 """
@@ -31,7 +32,7 @@ def main():
     recordings = [
         record(65536.0, 2.0, 0.5, 4, mixed),
         record(1024.0, 4.0, 0.25, 3, mixed[::-1]),
-        record(1000.0, 1.3, 0.7, 3, mixed),  # factors that round
+        record(1000.0, 1.3, 0.7, 3, mixed),  # products with these factors are rounded
         record(2.0**125, 2.0, 0.5, 2, [2.0**-30] * 12),  # the scale does not overflow float32
         record(65536.0, 2.0, 0.5, 2000, [0.5] * 3 + [math.inf] * 10 + [0.5] * 3),
     ]

@@ -3,14 +3,14 @@
 
   tests/oracles/onnx/oracle.py LATHE LATHE_TESTS [NAME ...]
 
-- examples: models of arrays, whose results for raw inputs must be those of `lathe predict`.
-- tables: text columns, empty cells, and an unknown category.
-- images: pixels that `lathe prepare` reads, against Pillow's, and the predictions for them.
-- language: logits, against those of Lathe's library.
+- examples: models trained on arrays. Their results for raw inputs must be those of `lathe predict`.
+- tables: tables with text columns, empty cells, and an unknown category.
+- images: the pixels that `lathe prepare` reads, against Pillow's, and the predictions for them.
+- language: the logits of language models, against those of Lathe's library.
 
 onnx.checker must accept every file. Exits with 77 and prints the reason if a package is missing
-both in this interpreter and in the one that LATHE_ONNX_PYTHON names. Each part has a control, which
-must differ.
+both in this interpreter and in the one that LATHE_ONNX_PYTHON names. Each part has a control, whose
+results must differ.
 """
 import json
 import os
@@ -81,7 +81,7 @@ def apart(a, b, least=1e-2):
 
 
 def compare(name, mine, theirs, control, least=1e-2):
-    """Checks that the results agree, and that `control`, the results for other inputs, does not."""
+    """Checks that the results agree, and that the results for other inputs, `control`, differ."""
     assert mine.shape == theirs.shape, f"{name}: {mine.shape} and {theirs.shape}"
     far, other = apart(theirs, mine, least), apart(control, mine, least)
     print(f"{name}: {len(mine)} rows differ by {far:.1e} at most")

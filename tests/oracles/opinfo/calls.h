@@ -13,14 +13,15 @@
 
 namespace lathe::test {
 
-/// Thrown for a PyTorch call that Lathe can't express.
+/// Thrown for a call of PyTorch that has no equivalent in Lathe.
 struct Unsupported : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 /// Reads the arguments of a recorded call. The JSON values given to the constructor must outlive
-/// this object. Each getter takes an argument's position and its keyword; the keyword wins.
-/// all_used() reports arguments that no getter read.
+/// this object. Each getter takes an argument's position and its keyword, and reads the keyword
+/// argument if the call has it. Position 99 is that of keyword-only arguments. all_used() reports
+/// arguments that no getter read.
 class Call {
  public:
   using Load = std::function<at::Tensor(const std::string&)>;

@@ -1,6 +1,7 @@
-// The third oracle: compares Lathe's ops with PyTorch's on the samples of PyTorch's own tests
-// (OpInfo). tests/oracles/opinfo/opinfo.py writes the samples and PyTorch's results to the folder
-// LATHE_OPINFO and runs this test. Without that folder, nothing is tested.
+// Compares Lathe's ops with PyTorch's on the samples of PyTorch's own tests (OpInfo). This is the
+// third oracle of ops, after LibTorch and central differences. tests/oracles/opinfo/opinfo.py
+// writes the samples and PyTorch's results to the folder LATHE_OPINFO and runs this test. Without
+// that folder, nothing is tested.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -82,11 +83,11 @@ double largest(const at::Tensor& t) {
                         : v.masked_fill(v.isfinite().logical_not(), 0).abs().max().item<double>();
 }
 
-/// Returns how a result differs from PyTorch's by more than is allowed, or "". In float64 (`exact`
-/// is undefined), only the order of summation may differ: `float64` is the relative tolerance. In
-/// lower dtypes the result is compared with the exact one; the tolerance is about 8 units of the
-/// dtype's precision plus twice PyTorch's own error. A result that is within one unit of PyTorch's
-/// is accepted too.
+/// Returns how a result differs from PyTorch's by more than is allowed, or "". In float64, where
+/// `exact` is undefined, only the order of summation may differ, and `float64` is the relative
+/// tolerance. In lower dtypes the result is compared with the exact one, and the tolerance is about
+/// 8 units of the dtype's precision plus twice PyTorch's own error. A result within one unit of
+/// PyTorch's is also accepted.
 std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::Tensor& exact,
                     double float64) {
   if (!ours.defined() || !torch_.defined()) {  // an undefined tensor counts as zeros
@@ -101,7 +102,8 @@ std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::
   return problem.empty() || differs(ours, torch_, spacing * largest(torch_)).empty() ? "" : problem;
 }
 
-/// Returns a sentence for each difference in a case. Throws Unsupported if Lathe has no such call.
+/// Returns a sentence for each difference in a case. Throws Unsupported if Lathe has no equivalent
+/// call.
 std::vector<std::string> check_case(const Cases& cases, const Json& record) {
   std::vector<std::string> problems;
   Call call(record.at("args"), record.at("kwargs"),
@@ -129,7 +131,7 @@ std::vector<std::string> check_case(const Cases& cases, const Json& record) {
   const Tensors grads = cases.list(record, "grads"),
                 exact_grads = cases.list(record, "exact_grads");
   const Tensors weights = cases.list(record, "weights"), second = cases.list(record, "second");
-  // The sum of all outputs, each multiplied by its cotangent: one backward pass covers them all.
+  // Sum all outputs, each multiplied by its cotangent, so that one backward pass covers them all.
   Variable root;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Variable term =

@@ -312,7 +312,7 @@ Functions layer_functions() {
          if (!c.flag(5, "use_input_stats", true)) throw Unsupported("running statistics");
          c.v(1, "running_mean");
          c.v(2, "running_var");
-         c.number(6, "momentum", 0);  // not read
+         c.number(6, "momentum", 0);  // instance_norm() has no momentum
          return {instance_norm(x, w, b, c.number(7, "eps", 1e-5))};
        }},
       {"batch_norm",

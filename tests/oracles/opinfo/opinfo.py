@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The third oracle of the op table: the samples that PyTorch tests its own ops with (OpInfo), for every op that both have.
+"""Compares ops with PyTorch's, for every op that both have, on the samples of PyTorch's own tests
+(OpInfo). This is the third oracle of ops, after LibTorch and central differences.
 
     opinfo.py LATHE_TESTS                 writes cases into a temporary folder and runs LATHE_TESTS "[opinfo]" on them
     opinfo.py LATHE_TESTS --write FOLDER  only writes them, into FOLDER
 
 Exits with 77 and prints the reason if PyTorch is missing both in this interpreter and in the
-environment that `./dev bench --peer` creates. A case is a call with its arguments, PyTorch's
-results and gradients for a random cotangent and, in float64, the gradients of those gradients. A
-float32 or bfloat16 case also has the exact results, computed in float64 from the same rounded
-inputs.
+environment that `./dev bench --peer` creates. A case has a call's arguments, PyTorch's results, its
+gradients for a random cotangent and, in float64, its second gradients. A float32 or bfloat16 case
+also has the exact results, computed in float64 from the same rounded inputs.
 """
 
 import glob
@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 MOST_SAMPLES = 40  # for each op and dtype
-MOST_ELEMENTS = 4000  # of all tensors of a sample
+MOST_ELEMENTS = 4000  # of all tensors of a sample together
 
 # Ops that PyTorch and Lathe have, by OpInfo's names without "nn.functional."; functions.cc and layers.cc map them to
 # Lathe's.
@@ -42,7 +42,8 @@ rms_norm scaled_dot_product_attention silu smooth_l1_loss softplus triplet_margi
 
 
 def with_torch():
-    """Returns this interpreter if it has PyTorch, else the one of `./dev bench --peer`, or None."""
+    """Returns this interpreter if it has PyTorch, else the one that `./dev bench --peer` created,
+    or None."""
     try:
         import torch  # noqa: F401
 
@@ -114,8 +115,10 @@ def tensors_in(v):
 
 
 def results(op, call, weights, with_second):
-    """Returns the outputs of a call [args, kwargs], its cotangents, its gradients, and a pair of the weights of gradients
-    and the second gradients. Gradients and pair may be None. Takes weights from `weights`, and adds random ones."""
+    """Returns the outputs of a call [args, kwargs], the cotangents, the gradients or None, and the
+    second gradients or None. The latter are a pair: the weights with which gradients are summed,
+    and the gradients of the sum. Takes cotangents and weights from `weights`, and appends random
+    ones to it."""
     import torch
 
     args, kwargs = call
@@ -175,7 +178,7 @@ def cases(writer):
                 if taken == MOST_SAMPLES:
                     break
                 taken += 1
-                # Make leaves: a sample's tensor may be a view of another.
+                # Make leaves, because a tensor of a sample may be a view of another one.
                 call = mapped(call, lambda t: t.detach().clone().requires_grad_(t.requires_grad))
                 record = {"op": name, "dtype": str(dtype).removeprefix("torch."), "args": writer.value(call[0]),
                           "kwargs": {k: writer.value(v) for k, v in call[1].items()}}
@@ -184,7 +187,7 @@ def cases(writer):
                 second = wide and info.supports_gradgrad
                 try:
                     outs, dys, grads, more = results(info.op, call, weights, second)
-                except RuntimeError as e:  # a kernel of PyTorch's without second derivatives
+                except RuntimeError as e:  # PyTorch has no second derivatives for this kernel
                     reason = "second gradients of " + name + ": " + str(e).split("\n")[0][:60]
                     skipped[reason] = skipped.get(reason, 0) + 1
                     weights.clear()

@@ -6,8 +6,8 @@ weights of peft's merge_and_unload() to 1e-5.
   tests/oracles/peft/oracle.py LATHE
 
 Exits with 77 and prints the reason if torch, transformers, peft or safetensors is missing both in
-this interpreter and in the one that LATHE_HF_PYTHON names. Controls: another lora_alpha, and the
-base without adapters, must differ.
+this interpreter and in the one that LATHE_HF_PYTHON names. Controls: the weights with another
+lora_alpha, and those of the base without adapters, must differ.
 """
 import json
 import subprocess
@@ -40,8 +40,8 @@ class Bench:
 
 
 def difference(ours, theirs):
-    """Returns the largest difference of tensors with the same name. `theirs` may also have tied
-    heads."""
+    """Returns the largest difference of tensors with the same name. `theirs` may have additional
+    tensors, such as tied heads."""
     shared = [name for name in ours if name in theirs]
     assert len(shared) == len(ours), sorted(set(ours) - set(theirs))
     return max((ours[n].float() - theirs[n].float()).abs().max().item() for n in shared)
@@ -70,7 +70,7 @@ def compare(bench, kind, dora, some):
         "gpt2": ["c_attn", "c_proj", "c_fc"],
         "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}[kind]
 
-    # Theirs into ours.
+    # Import adapters that peft wrote.
     peft = get_peft_model(base_model(kind), LoraConfig(
         r=3, lora_alpha=5, target_modules=targets, use_dora=dora, fan_in_fan_out=kind == "gpt2", task_type="CAUSAL_LM",
         init_lora_weights=False))
@@ -86,7 +86,7 @@ def compare(bench, kind, dora, some):
     assert difference(ours, expected) < TOLERANCE, (name, difference(ours, expected))
     assert difference(ours, base_model(kind).state_dict()) > 1e-2, "the control: adapters change nothing"
 
-    # Ours into theirs: written again, and read by peft.
+    # Export the adapters again, and load them with peft.
     bench.call("export", f"{name}-in", "--format", "peft", "--out", f"{name}-out")
     out = bench.folder / f"{name}-out"
     again = PeftModel.from_pretrained(base_model(kind), out).merge_and_unload().state_dict()

@@ -3,7 +3,7 @@
 local-completions` answers 50 generated questions with three endings each. Its acc and acc_norm must
 be the accuracies of `lathe eval --choices`. Exits with 77 and prints the reason if lm_eval is
 missing both in this interpreter and in the one that LATHE_LM_EVAL_PYTHON names. Control: other
-questions have another accuracy.
+questions must have another accuracy.
 """
 import json
 import os
@@ -39,8 +39,8 @@ metadata:
 
 def write_questions(path, seed):
     """Writes questions whose best ending by probability is rarely the best by probability per byte:
-    the short ending has only the number, which is hard to predict; the right word after it is easy.
-    The text is ASCII, since lm_eval's acc_norm counts characters."""
+    the short ending has only the number, which is hard to predict, and the correct word after it is
+    easy to predict. The text is ASCII, since lm_eval's acc_norm counts characters."""
     draw = random.Random(seed)
     lines = []
     for _ in range(50):

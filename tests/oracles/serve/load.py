@@ -3,9 +3,10 @@
 [CLIENTS [FUZZED]]].
 
 For a fifth of the requests the client disconnects before the answer is complete. Each remaining
-request must get the text that it gets when it is sent alone; after status 429 it is sent again. The server must
-answer afterwards, and its memory must stay bounded. Then each of FUZZED damaged bodies must get a
-status of 4xx, or 200 if it is still valid. Control: a text with a character appended is noticed.
+request must get the same text as when it is sent alone. After status 429 it is sent again. The
+server must answer afterwards, and its memory must stay bounded. Then each of FUZZED damaged bodies
+must get a status of 4xx, or 200 if it is still valid. Control: an expected text with an additional
+character must be noticed.
 """
 import http.client
 import json

@@ -4,7 +4,7 @@ is missing both in this interpreter and in the one that LATHE_OPENAI_PYTHON name
 
 The package must be able to read completions, chats, streams, log probabilities and errors. Answers
 must be those of `lathe generate`, `lathe chat` and `lathe eval --choices`. Controls: another seed
-gives another text, and a wrong key is refused.
+must give another text, and a wrong key must be refused.
 """
 import json
 import math
@@ -71,8 +71,9 @@ def chats(client, lathe, run):
 
 
 def choices(client, lathe, run, folder):
-    """Questions with several endings, scored as lm_eval's local-completions does: by an echo of context and ending. The
-    numbers must be those of `lathe eval --choices`."""
+    """Scores questions with several endings as lm_eval's local-completions does: by the
+    log-probabilities of an echoed context and ending. The accuracies must be those of `lathe eval
+    --choices`."""
     lines, whole, by_byte = [], 0, 0
     for i in range(50):
         endings = [f" is {WORDS[(i + j * (1 + i % 2)) % 6]}, na\u00efve." + " And more." * (j * i % 3) for j in range(3)]

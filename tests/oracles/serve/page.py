@@ -4,9 +4,9 @@ Chromium is missing.
 
 A script added to the page types a message, sends it with the keyboard, stops an answer, and begins
 a new conversation. The page must show the model's answer, show markup as text, and log nothing to
-the console but the refused request. Its Content-Security-Policy holds, so a request to another host
-would be a console error. --keep: save screenshots in DIR. Control: a page with an error in its
-script is noticed.
+the console except the refused request. The page's Content-Security-Policy is in force, so a request
+to another host would be a console error. --keep: save screenshots in DIR. Control: a page with an
+error in its script must be noticed.
 """
 import argparse
 import http.client
@@ -25,8 +25,8 @@ from served import Server, train
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ATTACK = "<img src=x onerror=alert(1)><script>document.title='bad'</script>"
 
-# Acts as a user. The pending image keeps Chromium from taking the page as loaded and ending before
-# the script has sent its results.
+# Acts as a user. While the image is pending, the page is not loaded, so Chromium does not exit
+# before the script has sent its results.
 DRIVER = """<img src="/hold" alt="" hidden><script>
 const sleep = ms => new Promise(done => setTimeout(done, ms));
 const until = async ready => { for (let i = 0; i < 600 && !ready(); ++i) await sleep(50); };
@@ -86,7 +86,7 @@ def proxy(server, change, seen):
                 while part := response.read1(65536):
                     self.wfile.write(change(part) if self.path == "/" else part)
                     self.wfile.flush()
-                    while slow and response.status == 200:  # an answer that does not end, until the client leaves
+                    while slow and response.status == 200:  # until the client disconnects
                         threading.Event().wait(0.05)
                         self.wfile.write(b": wait\n\n")
             except (BrokenPipeError, ConnectionResetError):
@@ -156,7 +156,7 @@ def main():
             assert "left out" in seen["shorter"], seen  # three questions are too long for this context
             assert seen["stopped"] and seen["open"] and seen["left"] == 0, seen
             assert "max_tokens is 100000" in seen["error"] and seen["returned"] == "What is number 1?", seen
-            # A request that is refused is a console error of the browser's own.
+            # The browser itself logs a refused request as a console error.
             assert all("status of 400" in line for line in console), f"the console has {console}"
             _, console = look(server, lambda page: page.replace(b"let model = null", b"let model = nothing"), "--dump-dom")
             assert any("nothing" in line for line in console), "a broken page is not noticed"

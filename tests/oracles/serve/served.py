@@ -1,4 +1,4 @@
-"""Shared by the tests of `lathe serve`: trains a small chat model and runs a server of it."""
+"""Trains a small chat model and runs a server of it, for the tests of `lathe serve`."""
 import http.client
 import json
 import os

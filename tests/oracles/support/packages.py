@@ -1,5 +1,6 @@
 """Finds an interpreter that has the Python packages of a comparison, or exits as skipped. This file
-has its own folder because the folders beside it are named like packages."""
+has its own folder because other folders in tests/oracles have the names of packages, which Python
+would import instead of the packages."""
 import os
 import subprocess
 import sys

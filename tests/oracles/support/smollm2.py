@@ -26,7 +26,7 @@ def write_json(path, value):
 
 
 def make_tokenizer(path, special, size=420):
-    """Trains a byte-level BPE that splits text at each digit and as GPT-2 does. Returns its
+    """Trains a byte-level BPE that splits text as GPT-2 does, and at each digit. Returns its
     size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -45,8 +45,8 @@ def named_token(text):
 
 
 def make_weights(folder, vocabulary, ids, seed, context, dtype):
-    """Writes random weights of the size of trained ones, and config.json. `ids`: the BOS, EOS and
-    padding tokens."""
+    """Writes random weights of the magnitude of trained ones, and config.json. `ids`: the BOS, EOS
+    and padding tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -60,7 +60,7 @@ def make_weights(folder, vocabulary, ids, seed, context, dtype):
             p.copy_(torch.randn_like(p) * 0.12 + (1 if "norm" in name else 0))
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    # Write the keys that the version of transformers which wrote the original has.
+    # Write the same keys as the older version of transformers that wrote the original.
     for key in ("rope_parameters", "dtype", "head_dim"):
         config.pop(key, None)
     config.update({"is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,

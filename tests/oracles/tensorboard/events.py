@@ -3,8 +3,8 @@
 is not installed.
 
 The run is killed and resumed. The scalars must be those of metrics.jsonl, with each step once, and
-samples and histograms must exist. Control: after one byte of the file is changed, TensorBoard reads
-fewer steps.
+samples and histograms must exist. Control: after one byte of the file is changed, TensorBoard must
+read fewer steps.
 """
 import json
 import os
@@ -58,7 +58,7 @@ def load(folder):
 
 
 def scalars(accumulator, tag):
-    """Returns (step, value) pairs, no matter whether TensorBoard keeps scalars or tensors."""
+    """Returns (step, value) pairs, whether TensorBoard stores them as scalars or as tensors."""
     if tag in accumulator.Tags()["scalars"]:
         return [(e.step, e.value) for e in accumulator.Scalars(tag)]
     return [(e.step, float(tensor_util.make_ndarray(e.tensor_proto))) for e in accumulator.Tensors(tag)]

@@ -4,7 +4,7 @@
   tests/oracles/tokenizers/oracle.py LATHE VOCABULARY [--strings 100000] [--train FILE ...]
 
 VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. Lathe and the package tokenizers both
-train tokenizers of two sizes on each FILE; the first FILE also serves for tokenizers in
+train tokenizers of two sizes on each FILE. The first FILE is also used for tokenizers in
 SentencePiece's form. Exits with 77 and prints the reason if a Python package or the vocabulary is
 missing.
 """
@@ -24,7 +24,8 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def strings(count):
-    """Yields texts of every sort on which tokenizers may differ, from a fixed seed."""
+    """Yields texts of every kind on which tokenizers may differ. Random texts come from a fixed
+    seed."""
     draw = random.Random(1)
     spaces = " \t\n\r\v\f\u00a0\u1680\u180e\u2000\u2003\u2009\u200b\u2028\u2029\u202f\u205f\u3000\ufeff\u0085"
     words = "the of and to in I'm don't we'll they're you've he'd IT'S x1 42 1234567 3.14 naïve façade Straße ſs".split()
@@ -58,7 +59,7 @@ def strings(count):
 
 
 def lathe_ids(lathe, tokenizer, texts):
-    """Returns the ids that Lathe gives each text."""
+    """Returns the token ids of each text by Lathe's tokenizer."""
     given = "\n".join(json.dumps(t) for t in texts) + "\n"
     done = subprocess.run([lathe, "tokenizer", "encode", "--tokenizer", tokenizer, "--json=true"], input=given,
                           capture_output=True, text=True)
@@ -115,7 +116,8 @@ def encoding(lathe, folder, count, work):
 
 
 def sentencepiece_forms(text):
-    """Tokenizers in SentencePiece's form, as Llama 2, Mistral and Gemma have it, with a vocabulary trained on `text`."""
+    """Yields names and tokenizers in SentencePiece's form, as in Llama 2, Mistral and Gemma, with
+    vocabularies trained on `text`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     mark = "\u2581"
     prepend = normalizers.Sequence([normalizers.Prepend(mark), normalizers.Replace(" ", mark)])

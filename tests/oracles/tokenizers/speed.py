@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measures MB/s of encoding English text on one core with Lathe, Hugging Face's tokenizers and
-tiktoken, in turns.
+"""Measures the MB/s of encoding English text on one core with Lathe, Hugging Face's tokenizers and
+tiktoken, which run in turn.
 
   tests/oracles/tokenizers/speed.py LATHE VOCABULARY TEXT [--mb 30] [--rounds 3]
 
-VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. TEXT is repeated up to --mb. Lathe's
-time is that of `lathe prepare --workers 1`, which also reads, counts and writes shards, minus its
-time for a tenth of the text. The others encode parts of a megabyte from memory. All must produce
-the same number of tokens. Exits with 77 and prints the reason if a Python package or a file is
-missing.
+VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. TEXT is repeated until it has about
+--mb megabytes. Lathe's time is that of `lathe prepare --workers 1`, which also reads the text and
+writes shards, minus its time for a tenth of the text. The others encode parts of a megabyte from
+memory. All must produce the same number of tokens. Exits with 77 and prints the reason if a Python
+package or a file is missing.
 """
 import argparse
 import json
@@ -35,7 +35,7 @@ def lathe_encoder(lathe, vocabulary, work):
         tokens = sum(shard["tokens"] for split in ("train", "val") for shard in manifest[split])
         for file in (work / "out").iterdir():
             file.unlink()
-        return seconds, tokens - 1  # the <|endoftext|> behind the document
+        return seconds, tokens - 1  # without the <|endoftext|> after the document
 
     def both():
         whole, tokens = run("text.txt")

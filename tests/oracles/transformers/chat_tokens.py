@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Compares the conversations of `lathe prepare --format instructions`, `lathe chat` and `lathe
 serve` with transformers' apply_chat_template, on random models and tokenizers. The formats are
-ChatML and Llama 3's, with and without a default system message, from a model's own template and
-from the one that --chat-template set and `lathe export` wrote.
+ChatML and Llama 3's, with and without a default system message. The template is the model's own, or
+the one that --chat-template selected and `lathe export` wrote.
 
   tests/oracles/transformers/chat_tokens.py LATHE
 
-- prepare: every id, and which ids are learned.
-- chat and serve: the length of the prompt, and the greedy answer, which a random model gives to
-  this prompt only.
+- prepare: every id, and whether it is learned (part of the loss).
+- chat and serve: the length of the prompt, and the greedy answer, which a random model gives only
+  to this prompt.
 
 Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one
 that LATHE_HF_PYTHON names. Each part has a control that must fail.
@@ -37,7 +37,7 @@ LLAMA3 = ("{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.ro
           "m.content | trim + '<|eot_id|>' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
 LLAMA3_SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-# Name, arguments of make_folder(), and what --chat-template sets.
+# Name, arguments of make_folder(), and the value of --chat-template.
 MODELS = [
     ("ChatML with a system message", {}, None),
     ("ChatML", dict(template=CHATML, begin="<|endoftext|>"), None),
@@ -97,7 +97,7 @@ def prepared(bench, run, name, conversations):
 
 def wanted_of(tokenizer, conversations, separator):
     """Returns the ids of all conversations, each followed by the separator, and whether each id is
-    learned. The separator is not."""
+    learned. Separators are not learned."""
     ids, learned = [], []
     for c in conversations:
         whole = ids_of(tokenizer, c, False)

@@ -1,6 +1,6 @@
 """Compares families related to Llama with transformers: random models that are imported and
-exported again, and models that Lathe trained and exported. Logits must agree to 1e-5 of the
-largest, and greedy tokens exactly, far beyond the windows.
+exported again, and models that Lathe trained and exported. Logits must agree to 1e-5 of the largest
+logit, and greedy tokens exactly, for sequences that are much longer than the sliding windows.
 """
 import json
 
@@ -42,8 +42,8 @@ def models():
     ]
 
 
-# Controls: other values in config.json of keys that a family adds. Logits or greedy tokens must
-# then differ.
+# Controls: other values of keys in config.json that a family adds to Llama's. Logits or greedy
+# tokens must then differ.
 CONTROLS = {
     "mistral-window": {"sliding_window": 7},
     "qwen2-window": {"max_window_layers": 0, "layer_types": ["sliding_attention"] * 4},

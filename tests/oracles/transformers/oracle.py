@@ -22,7 +22,7 @@ from families import families
 from scores import scores
 
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors"]
-TOLERANCE = 1e-4  # of logits of a few units, summed in another order
+TOLERANCE = 1e-4  # for logits of a few units, whose sums are computed in another order
 VOCABULARY, CONTEXT = 300, 48
 TEXT = "the lathe turns wood and the tool cuts what turns slowly under it. I'm 42, naïve 😀\n" * 40
 
@@ -113,7 +113,7 @@ def theirs(folder, ids, greedy):
     with torch.no_grad():
         logits = model(ids).logits
         row = ids[:1]
-        for _ in range(greedy):  # as Lathe does it: the whole window for each token
+        for _ in range(greedy):  # without a cache: the complete window for each token
             row = torch.cat([row, model(row[:, -CONTEXT:]).logits[:, -1].argmax(-1, keepdim=True)], 1)
     return logits, row[0, ids.shape[1]:].tolist()
 
@@ -218,7 +218,7 @@ def gpt2(bench):
     refused.save_pretrained(bare)
     assert "n_inner" in bench.call("import", bare, "--out", bench.path("x"), fails=True).stderr
 
-    # Controls: a square matrix that was not transposed, and one row of an embedding.
+    # Controls: a square matrix that was not transposed, and one changed row of an embedding.
     from safetensors.torch import load_file, save_file
     for what in ("transpose", "row"):
         wrong = bench.path("gpt2-wrong-" + what)
@@ -231,7 +231,7 @@ def gpt2(bench):
         save_file(tensors, wrong / "model.safetensors", metadata={"format": "pt"})
         compare(bench, "gpt2, control with a wrong " + what, wrong, run, some_ids(), must_differ=True)
 
-    # A model that Lathe made, without biases.
+    # A model without biases, which Lathe trained.
     text, data, config, run = bench.path("text.txt"), bench.path("data"), bench.path("tiny.toml"), bench.path("trained")
     text.write_text(TEXT * 4)
     bench.call("prepare", text, "--out", data, "--tokenizer", bench.tokenizer)
@@ -315,7 +315,8 @@ def llama(bench):
 
 
 def in_pairs(t, heads):
-    """llama.cpp's order of rotary channels: of a head (a0 a1 .. b0 b1 ..) -> (a0 b0 a1 b1 ..)."""
+    """Reorders the rotary channels of each head as llama.cpp does: (a0 a1 .. b0 b1 ..) -> (a0 b0 a1
+    b1 ..)."""
     return t.reshape(heads, 2, t.shape[0] // heads // 2, *t.shape[1:]).swapaxes(1, 2).reshape(t.shape)
 
 
@@ -421,8 +422,8 @@ def gguf_file(bench, name, folder, run):
 
 
 def source(bench):
-    """Checks train.init_from: a run from a folder's weights starts with the folder's loss and
-    resumes without the folder."""
+    """Checks train.init_from: a run that starts from the weights of a folder must begin with their
+    loss, and must resume after the folder is gone."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     folder, data, text = bench.path("source"), bench.path("source-data"), bench.path("source.txt")

@@ -4,7 +4,7 @@ import json
 import math
 import random
 
-TOKENS = 48  # in a window
+TOKENS = 48  # per window
 WORDS = "the lathe turns wood and tool cuts what slowly under it naïve 42 round deep".split()
 
 
@@ -19,7 +19,7 @@ def log_probabilities(model, ids):
 
 def loss_of_text(model, tokenizer, text, stride):
     """Returns the summed loss of a text after <|endoftext|> and its number of tokens. Windows of
-    TOKENS are `stride` apart."""
+    TOKENS tokens begin `stride` tokens apart."""
     ids = [tokenizer.token_to_id("<|endoftext|>")] + tokenizer.encode(text, add_special_tokens=False).ids
     loss, scored = 0.0, 0
     while scored < len(ids) - 1:

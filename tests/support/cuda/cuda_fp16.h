@@ -10,7 +10,7 @@ struct __half {
   uint16_t bits;
 
   __half() = default;
-  __half(float x) {  // rounds to nearest, ties to even; every NaN becomes the one of CUDA
+  __half(float x) {  // rounds to nearest, ties to even; any NaN becomes 0x7fff, as in CUDA
     const float size = std::fabs(x);
     const int sign = std::signbit(x) ? 0x8000 : 0;
     if (x != x) {
@@ -19,7 +19,8 @@ struct __half {
       bits = static_cast<uint16_t>(sign | 0x7c00);
     } else {
       const int exponent =
-          std::max(size > 0 ? std::ilogb(size) : -14, -14);  // -14: of the smallest normal number
+          std::max(size > 0 ? std::ilogb(size) : -14, -14);  // -14: the exponent of the smallest
+                                                             // normal number
       // In [1024, 2048] for normal numbers, whose leading bit adds 1 to the exponent field, and in
       // [0, 1024] for subnormal ones.
       const auto digits = static_cast<int>(std::nearbyint(std::ldexp(size, 10 - exponent)));

@@ -14,7 +14,8 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(threads)
-// One copy for all blocks, in a section of its own, which run() overwrites before each block.
+// All blocks share one copy of a __shared__ variable. These variables are in a section of their
+// own, which run() overwrites before each block.
 #define __shared__ static __attribute__((section("cuda_shared"), used))
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
@@ -61,11 +62,12 @@ namespace lathe {
 namespace stand_in {
 
 /// The order in which blocks run, and in which threads of a block run up to the next barrier. If a
-/// kernel lacks a barrier, one of these orders gives a wrong result. For example, with `forward` a
-/// thread reads a value that a later thread has not written yet.
+/// kernel lacks a barrier, at least one of these orders gives a wrong result. For example, with
+/// `forward` a thread may read a value that a later thread has not written yet.
 enum class Order { forward, backward, shuffled };
 extern Order order;
-/// Limits the blocks of a launch. A kernel with a grid-stride loop must be correct with any number.
+/// The largest number of blocks that a launch runs. A kernel with a grid-stride loop must be
+/// correct with any number.
 extern int64_t max_blocks;
 
 /// Runs `thread` for each thread of a launch. Throws Exit::internal if some threads of a block wait
@@ -74,8 +76,8 @@ void run(int64_t blocks, int threads, const std::function<void()>& thread);
 
 }  // namespace stand_in
 
-/// Replaces launch() of core/kernels/launch.cuh. Checks what a GPU requires of parameters: they are
-/// trivially copyable and have at most 32,764 bytes in all.
+/// Replaces launch() of core/kernels/launch.cuh. Checks at compile time what a GPU requires of
+/// parameters: they are trivially copyable and have at most 32,764 bytes in total.
 template <class... Parameters, class... Args>
 void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t,
             const Args&... args) {

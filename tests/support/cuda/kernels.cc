@@ -1,5 +1,4 @@
-// The library's .cu files as C++. One file, so that their includes of CUDA's headers find the
-// stand-ins beside it.
+// Compiles the library's .cu files as C++, with the stand-ins in this folder for CUDA's headers.
 #include "core/kernels/activation.cu"
 #include "core/kernels/dropout.cu"
 #include "core/kernels/e4m3.cu"

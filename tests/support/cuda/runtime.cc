@@ -15,7 +15,7 @@
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-// The linker's names for the two ends of the section that __shared__ puts variables in.
+// The linker's symbols for the start and the end of the section with the __shared__ variables.
 extern "C" char __start_cuda_shared[], __stop_cuda_shared[];
 
 namespace lathe::stand_in {
@@ -26,13 +26,13 @@ int64_t max_blocks = INT32_MAX;
 namespace {
 
 constexpr int most_threads = 1024;
-constexpr size_t stack_bytes = 128
-                               << 10;  // several times what a kernel with 32 KB of parameters takes
+constexpr size_t stack_bytes = 128 << 10;  // several times the need of a kernel with 32 KB of
+                                           // parameters
 
 struct Fiber {
   ucontext_t context;
   bool done = false;
-  std::source_location barrier;  // where it waits
+  std::source_location barrier;  // where the fiber waits
 };
 
 cudaError_t last_error = cudaSuccess;
@@ -80,7 +80,7 @@ void run_block(size_t threads) {
         std::count_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return f.done; });
     if (done == static_cast<int64_t>(threads)) return;
 
-    // One thread waits, so all must wait at the same barrier.
+    // At least one thread waits, so all threads must wait at the same barrier.
     const Fiber& waiting =
         *std::find_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return !f.done; });
     const auto here = std::count_if(fibers.begin(), fibers.end(), [&](const Fiber& f) {

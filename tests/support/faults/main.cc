@@ -1,20 +1,21 @@
-// lathe with faults, for the kill trials; `lathe_faults --serve FD` runs many commands
-// (tests/support/faults/serve.h).
-//   LATHE_TEST_KILL="POINT N"   SIGKILL the N-th time the process comes to a fault point
-//   LATHE_TEST_STOP="POINT N"   SIGTERM the N-th time the process comes to a fault point
+// The program lathe_faults: `lathe` with faults, which environment variables request. The kill
+// trials use it. `lathe_faults --serve FD` runs many commands (tests/support/faults/serve.h).
+//   LATHE_TEST_KILL="POINT N"   SIGKILL when the process reaches the fault point for the N-th time
+//   LATHE_TEST_STOP="POINT N"   SIGTERM when the process reaches the fault point for the N-th time
 //   LATHE_TEST_FAIL="CALL ERRNO N S"
-//                               the N-th such call (write, fsync, mkdir, rename) of the S-th save
-//                               or claimed folder, and each after it, fails
+//                               the N-th call of this function (write, fsync, mkdir, rename) in
+//                               the S-th save or claimed folder fails, and so do all later ones
 //   LATHE_TEST_FAIL="CALL ERRNO N"
-//                               the N-th such call (pread, pwrite, fallocate) on a scratch file,
-//                               and each after it, fails
-//   LATHE_TEST_SLOW="POINT MS"  the process sleeps MS milliseconds each time it comes to a fault
+//                               the N-th call of this function (pread, pwrite, fallocate) on a
+//                               scratch file fails, and so do all later ones
+//   LATHE_TEST_SLOW="POINT MS"  the process sleeps MS milliseconds each time it reaches the fault
 //                               point, as with a slow disk
-//   LATHE_TEST_THREADS=N        the process may have N threads; it exits with 77 if they can't be
-//                               limited
-//   LATHE_TEST_LIMIT="KIND N"   a limit of the process: "file N" bytes in a file, "files N" open
-//                               files, "memory N" MiB of addresses beyond those that it has
-//   LATHE_TEST_RNG_SHIFT=1      dropout draws from the next step: what a wrong resume would do
+//   LATHE_TEST_THREADS=N        limits the process to N threads, or exits with 77 if the limit
+//                               can't be set
+//   LATHE_TEST_LIMIT="KIND N"   limits the process: "file N" bytes in a file, "files N" open
+//                               files, "memory N" MiB more address space than it has now
+//   LATHE_TEST_RNG_SHIFT=1      dropout uses the random numbers of the next step, as after an
+//                               incorrect resume
 #include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -50,13 +51,14 @@ thread_local bool saves = false;  // a save has begun or a folder was claimed on
 std::string slow_point;
 int slow_ms = 0;
 
+/// Returns whether this call in a save must fail, and sets errno if so.
 bool fails(const char* call) {
   if (!saves || failing.saves_left != 0 || failing.call != call || --failing.left > 0) return false;
   errno = failing.number;
   return true;
 }
 
-/// Does the same for calls on scratch files, which count from the start of the process.
+/// Does the same for calls on scratch files, which are counted from the start of the process.
 bool fails_on_scratch(const char* call) {
   if (failing.call != call || --failing.left > 0) return false;
   errno = failing.number;
@@ -129,7 +131,7 @@ void limit_threads(rlim_t most) {
   if (setrlimit(RLIMIT_NPROC, &limit) != 0) std::_Exit(77);
 }
 
-/// Sets the limit that LATHE_TEST_LIMIT asks for.
+/// Sets the limit that LATHE_TEST_LIMIT requests.
 void limit_resource(const std::string& text) {
   std::istringstream in(text);
   std::string kind;
@@ -150,8 +152,8 @@ void limit_resource(const std::string& text) {
 
 }  // namespace
 
-// Replaces the library's function by symbol interposition, so that the library needs no switch for
-// this.
+// Replaces the library's function by symbol interposition, so that the library needs no option for
+// this fault.
 lathe::StepRandom lathe::random_of(const RunConfig& config, int64_t step, int64_t micro_batch) {
   using Function = StepRandom (*)(const RunConfig&, int64_t, int64_t);
   static const auto original =

@@ -62,6 +62,7 @@ bool receive(int socket, Request& request) {
 
 void serve(int socket, int (*run)(int, char**)) {
   for (Request request; receive(socket, request);) {
+    // The first child waits for the command's process, so that this loop can serve other requests.
     if (::fork() == 0) {
       ::close(socket);
       const pid_t pid = ::fork();

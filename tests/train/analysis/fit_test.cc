@@ -1,4 +1,4 @@
-// Tests what `lathe plan --fit` and `lathe find batch` change so that a run fits.
+// Tests which keys `lathe plan --fit` and `lathe find batch` change to make a run fit into memory.
 #include "train/analysis/forecast.h"
 
 #include <algorithm>

@@ -222,7 +222,7 @@ TEST_CASE("a plan measures a version with a smaller vocabulary on data with larg
   write_file(f / "data/train.bin", tokens);
   write_file(f / "data/val.bin", tokens);
   write_file(f / "wide.toml",
-             "[model]\nn_layer = 2\nn_head = 4\nn_embd = 512\nblock_size = 16\nvocab_size = 65000\n"
+             "[model]\nn_layer = 2\nn_head = 4\nn_embd = 768\nblock_size = 16\nvocab_size = 65000\n"
              "tie_weights = false\n[data]\ndir = \"data\"\n[train]\nbatch_size = 1\n");
   const Finished r = lathe_in(f, {"plan", "wide.toml"});
   INFO(r.err);

@@ -92,7 +92,7 @@ TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budge
   REQUIRE(runs.train("all", {}).code == 0);
 
   const auto key = [](int mb) { return Words{"--memory.budget=" + std::to_string(mb) + "MB"}; };
-  // Returns what a budget chooses; "" if it is not enough.
+  // Returns the memory.recompute that a budget leads to; "" if the budget is not enough.
   const auto choice = [&](int mb) {
     const std::string name = "probe-" + std::to_string(mb);
     if (runs.train(name, key(mb)).code != 0) return std::string();
@@ -129,7 +129,7 @@ TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budge
   CHECK(again.code == 0);
   CHECK(again.out.find(" -> ") == std::string::npos);
 
-  // So does the config that the run recorded.
+  // The config that the run recorded resumes it too.
   const Finished recorded = lathe_in(runs.folder(), {"train", "runs/some/config.toml"});
   INFO(recorded.err);
   CHECK(recorded.code == 0);
@@ -154,7 +154,7 @@ TEST_CASE("a budget that is too small, or not an amount, is refused before anyth
   for (const char* wrong : {"blocks.", "blocks.3-1", "blocks.0-7x"})
     CHECK(runs.train("range", {std::string("--memory.recompute=") + wrong}).code == 2);
 
-  // A range must be within the model's blocks.
+  // A range of recomputed blocks must be within the model's blocks.
   for (const char* range : {"blocks.8-9", "blocks.6-8"}) {
     const Finished beyond = runs.train("beyond", {std::string("--memory.recompute=") + range});
     CHECK(beyond.code == 2);
@@ -166,7 +166,7 @@ TEST_CASE("a budget that is too small, or not an amount, is refused before anyth
 TEST_CASE("plan --chart measures the program once, and plan --ranks refuses a budget",
           "[memory_budget]") {
   const BudgetedRuns runs;
-  // Plan in a process of its own, since the program's own memory counts.
+  // Plan in a separate process, since the memory of the process itself counts.
   const auto plan = [&](const Words& more) {
     return lathe::test::run({.binary = "lathe",
                              .args = runs.plan(more),

@@ -1,4 +1,4 @@
-// What a dry run forecasts for variants of a config.
+// The resident memory that a dry run forecasts for variants of a config.
 #pragma once
 
 #include <algorithm>

@@ -11,8 +11,8 @@ namespace lathe::test {
 
 using Sizes = std::map<std::string, int64_t>;
 
-/// Returns a kind's config with all of `sizes` that it has as keys, or nullopt if it lacks the key
-/// `first` or its check refuses the sizes.
+/// Returns the config of a model kind, with those of `sizes` that it has as keys. Returns nullopt
+/// if it lacks the key `first` or if its own check refuses the sizes.
 inline std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& first,
                                              const Sizes& sizes) {
   AnyConfig config = kind.config;

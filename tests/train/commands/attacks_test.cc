@@ -25,11 +25,11 @@ using Words = std::vector<std::string>;
 /// A command that works in the folder of the cases.
 struct Attacked {
   Words words;
-  std::string target{};  ///< what it writes, and what another process may write at the same time;
-                         ///< empty: nothing
+  std::string target{};  ///< the path that it writes, which another process may write at the
+                         ///< same time; empty: none
 };
 
-/// One row or more for each command.
+/// One or more rows for each command.
 const std::vector<Attacked>& attacked_commands() {
   static const std::vector<Attacked> rows{
       {{"train", "c.toml", "--train.out_dir=runs/new"}, "runs/new"},
@@ -79,7 +79,8 @@ std::string text_of(const Words& words) {
   return text;
 }
 
-/// Creates what the commands read: texts, a tokenizer, data, a config, runs and an exported model.
+/// Creates the inputs of the commands: texts, a tokenizer, data, a config, runs and an exported
+/// model.
 class Cases {
  public:
   Cases() : folder_(lathe::test::fast_folder()) {
@@ -143,7 +144,8 @@ class Copy {
   const TempFolder& folder() const { return folder_; }
 
   Finished run(const Words& words) const { return lathe::test::lathe_in(folder_, words); }
-  /// Runs lathe with the faults that these settings of tests/support/faults/main.cc ask for.
+  /// Runs lathe with the faults that these environment variables of tests/support/faults/main.cc
+  /// request.
   Finished run_with(const std::map<std::string, std::string>& faults, const Words& words) const {
     return lathe::test::run(
         {.binary = "lathe_faults", .args = words, .folder = folder_.path(), .environment = faults});
@@ -153,8 +155,8 @@ class Copy {
   TempFolder folder_;
 };
 
-/// Returns whether an exit code is one of docs/reference/exit-codes.md, except an internal error's
-/// (1).
+/// Returns whether an exit code is listed in docs/reference/exit-codes.md and is not 1 (internal
+/// error).
 bool is_documented(int code) {
   static const std::set<int> codes{0, 2, 3, 4, 5, 6, 7, 8, 9, 75};
   return codes.contains(code);

@@ -1,4 +1,5 @@
-// Bad input through the command line gives an exit code and one sentence, and creates nothing.
+// Tests that bad input on the command line gives an exit code and one sentence, and creates
+// nothing.
 #include <unistd.h>
 
 #include <algorithm>
@@ -357,7 +358,7 @@ TEST_CASE("text is generated with a vocabulary that has no line break", "[cli]")
   CHECK_THAT(written("data"), Catch::Matchers::StartsWith("\n"));
   const std::string without = written("one");
   CHECK_THAT(without, Catch::Matchers::StartsWith(" "));  // the vocabulary's first character
-  CHECK(without.size() == 4);                             // it, two more, and the line's end
+  CHECK(without.size() == 4);                             // with two more and a line break
 }
 
 TEST_CASE("a refused thread ends a command with a sentence, not with a hang", "[cli]") {
@@ -432,7 +433,7 @@ TEST_CASE("more threads than a machine can use are refused", "[cli]") {
   }
   for (const std::string made : {"new", "bpe", "more"}) CHECK(!fs::exists(f / made));
 
-  // A setting of the environment allows them.
+  // An environment variable allows them.
   const int many = std::max(64, 2 * default_threads()) + 1;
   const std::vector<std::string> train{"train", "tiny.toml", "--train.steps=1",
                                        "--train.out_dir=many",

@@ -146,7 +146,7 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   REQUIRE(r.code == 0);
   for (const char* part :
        {"16 x h100", "2 nodes of 8", "200G", "exchange: data", "exchange: tensor", "mfu",
-        "GPU hours", "at 2.50 per GPU hour", "has this layout", "--dist.tensor=4"}) {
+        "GPU hours", "at 2.50 per GPU hour", "trains with this layout", "--dist.tensor=4"}) {
     CHECK_THAT(r.out, ContainsSubstring(part));
   }
 
@@ -244,7 +244,7 @@ TEST_CASE("a file extends and overrides the table of GPUs", "[cluster_plan]") {
   };
   for (const Wrong& w : std::vector<Wrong>{
            {"[[cluster.gpu]]\nmemory_gb = 3\n", "name = \"...\""},
-           {"[[cluster.gpu]]\nname = \"x\"\n", "x is new"},
+           {"[[cluster.gpu]]\nname = \"x\"\n", "cluster.gpu x"},
            {"[[cluster.gpu]]\nname = \"x\"\nlike = \"y\"\n", "not exist"},
            {"[[cluster.gpu]]\nname = \"h100\"\nmemory_bg = 3\n", "memory_gb"},
            {"[[cluster.gpu]]\nname = \"h100\"\nmemory_gb = -3\n", "memory_gb"},

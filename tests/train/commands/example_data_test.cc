@@ -218,7 +218,7 @@ TEST_CASE("a first line with a number that is not an integer is a row of the dat
   CHECK(examples_of("emma,0.092,even") == "41");
   CHECK(examples_of("id,2020,class") == "40");  // a year may name a column
 
-  // Ascending numbers are names, such as wavelengths.
+  // Ascending numbers are taken as column names, such as wavelengths.
   std::string spectra = "id,400.5,401,401.5,class\n";
   for (int i = 0; i < 40; ++i)
     spectra += str("name", i, ",", i, ",0.5,", 40 - i, ",", i % 2 == 0 ? "even" : "odd", "\n");
@@ -273,7 +273,7 @@ TEST_CASE(
   CHECK_THAT(r.err, ContainsSubstring("target 1 ") && ContainsSubstring("standard deviation"));
   CHECK(!fs::exists(f / "h/manifest.json"));
 
-  // So are classes that are equal in float64.
+  // Classes that are equal in float64 are refused too.
   std::string ids = "x,y\n";
   for (int i = 0; i < 8; ++i) ids += str(i, ",", 9007199254740992 + i % 2, "\n");
   write_file(f / "ids.csv", ids);
@@ -363,7 +363,7 @@ TEST_CASE("an error names options that work where the target has no name", "[exa
   CHECK(lathe_in(f, {"prepare", "t.csv", "--out", "t", "--target", "3", "--drop", "4"}).code == 0);
 }
 
-/// Makes the folder d with a text of four characters.
+/// Creates the folder d with a text of four characters.
 void prepare_letters(const TempFolder& f) {
   write_file(f / "t.txt", std::string(2000, 'a') + "bcd");
   REQUIRE(lathe_in(f, {"prepare", "t.txt", "--out", "d", "--tokenizer", "char"}).code == 0);

@@ -33,7 +33,7 @@ Strings shell_words(const std::string& line) {
   return words;
 }
 
-/// Returns what is wrong with a text of the help as a sentence, or "".
+/// Returns why a text of the help is not a correct sentence, or "".
 std::string fault_of_sentence(const std::string& text) {
   if (text.empty() || std::isupper(static_cast<unsigned char>(text[0])) == 0)
     return "it does not begin with a capital";
@@ -42,7 +42,7 @@ std::string fault_of_sentence(const std::string& text) {
   return "";
 }
 
-/// Returns what is wrong with an example of a command, or "".
+/// Returns why an example of a command is wrong, or "".
 std::string fault_of_example(const Command& command, const std::string& example) {
   Strings words = shell_words(example);
   if (words.empty() || words[0] != command.name) return "it does not begin with the command";
@@ -207,7 +207,7 @@ TEST_CASE("errors for unknown options and commands suggest the right one", "[hel
     }
   }
 
-  // All of them are named, a line each.
+  // All unknown options are named, one per line.
   const std::string both = error_of([] {
     parse_arguments(find_command("train"),
                     {"a.toml", "--steps", "5", "--train.seed=1", "--model.n_hed=3"});
@@ -217,7 +217,7 @@ TEST_CASE("errors for unknown options and commands suggest the right one", "[hel
                        ContainsSubstring(" --model.n_hed=3;") &&
                        ContainsSubstring(" --model.n_head?"));
 
-  // If several sections have a key with this last part, each is named.
+  // If keys of several sections have this last part, all of them are named.
   CHECK_THAT(error_of([] { parse_arguments(find_command("train"), {"a.toml", "--dtype=bf16"}); }),
              ContainsSubstring("--amp.dtype") && ContainsSubstring("--checkpoint.dtype"));
 
@@ -240,7 +240,7 @@ TEST_CASE("bash completes subcommands, values and runs", "[help]") {
   }
   fs::create_directories(f / "runs/not-a-run");
   write_file(f / "lathe.bash", completion_script("bash"));
-  // Completes the last word. = is a word of its own, as bash splits words.
+  // Completes the last word. As in bash, "=" is a separate word.
   const auto complete = [&](const std::string& words) {
     const std::string command =
         "cd '" + f.path().string() + "' && bash -c 'source lathe.bash; compopt() { :; }; " +

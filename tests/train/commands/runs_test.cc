@@ -236,7 +236,7 @@ TEST_CASE("the lowest value of a curve is a number if it has one", "[runs]") {
     return lowest(s);
   };
   CHECK(found({3, 2, 4}) == std::pair<int64_t, double>(10, 2));
-  CHECK(found({3, 2, 2}) == std::pair<int64_t, double>(10, 2));  // the earliest
+  CHECK(found({3, 2, 2}) == std::pair<int64_t, double>(10, 2));  // the earliest of equal values
   CHECK(found({nan, 3, 2}) == std::pair<int64_t, double>(20, 2));
   CHECK(found({3, nan, 2}) == std::pair<int64_t, double>(20, 2));
   CHECK(found({2, 3, nan}) == std::pair<int64_t, double>(0, 2));
@@ -264,7 +264,8 @@ TEST_CASE("reduced curves keep the extremes and the last step", "[runs]") {
 }
 
 TEST_CASE("braille plots show lines, spikes and colors", "[runs]") {
-  // 11 columns of 2 dots and 4 rows of 4: a straight line goes through the corners.
+  // The chart has 11 columns of 2 dots and 4 rows of 4 dots: a straight line goes through the
+  // corners.
   const auto rising = braille_plot({{{0, 1}, {0, 1}}}, 20, 5, false);
   REQUIRE(rising.size() == 5);
   CHECK(rising[0] == "       1         \xe2\xa2\x80\xe2\xa1\xa4\xe2\xa0\x9e");

@@ -72,7 +72,8 @@ TEST_CASE("a sweep's points are a grid or random draws, each point once", "[swee
              ContainsSubstring("optim.lr") && ContainsSubstring("--samples"));
 
   CHECK(make_rungs(900, 100, 3, 50) == std::vector<int64_t>{100, 300, 900});
-  // Rungs are whole numbers of evaluations, rounded to nearest: 333.3 to 350, and 111.1 to 100.
+  // Rungs are multiples of the evaluation interval, rounded to nearest: 333.3 to 350, and 111.1 to
+  // 100.
   CHECK(make_rungs(1000, 100, 3, 50) == std::vector<int64_t>{100, 350, 1000});
   CHECK_THAT(error_of([] { make_rungs(900, 10, 3, 300); }),
              ContainsSubstring("every 300") && ContainsSubstring("--min-steps"));
@@ -180,7 +181,7 @@ TEST_CASE("results are averaged over seeds and folds", "[sweeps]") {
   CHECK((groups[0].mean == 1 && std::isnan(groups[0].deviation)));
 }
 
-/// Checks the means of a sweep over two rates with two seeds each, and what its report draws.
+/// Checks the means of a sweep over two rates with two seeds each, and the contents of its report.
 void check_means(const fs::path& folder, const Finished& sweep) {
   std::map<std::string, std::vector<double>> losses;  // by rate
   for (const auto& entry : fs::directory_iterator(folder / "points")) {
@@ -414,7 +415,7 @@ TEST_CASE(
   };
   REQUIRE(lathe({"train", "llama.toml", "--train.out_dir=source"}, "0.1").code == 0);
 
-  // The model of the source, whose kind the config does not name.
+  // A key of the source's model, whose kind the config does not name.
   write_file(f / "tune.toml",
              "[train]\ninit_from = \"source\"\nsteps = 2\neval_interval = 2\nthreads = 1\n"
              "[data]\ndir = \"data\"\nwindow = 16\n");

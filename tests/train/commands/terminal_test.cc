@@ -27,8 +27,8 @@ const std::string foreign =
     "2J\x7fz";
 const std::string foreign_shown = "a\\x1b]0;t\\x07\\xc2\\x9b2J\\x7fz";
 
-/// Runs lathe with a terminal as its standard input, output and error; returns what the terminal
-/// got, with the exit code. `keys` are typed before it starts.
+/// Runs lathe with a terminal as its standard input, output and error. Returns the terminal's
+/// output and the exit code. `keys` are typed before it starts.
 Finished on_terminal(const fs::path& folder, std::vector<std::string> words,
                      const std::string& keys = "") {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -66,8 +66,8 @@ Finished on_terminal(const fs::path& folder, std::vector<std::string> words,
   return f;
 }
 
-/// Returns whether a terminal shows all of this text: it is UTF-8 without control characters,
-/// Lathe's own sequences (colors, and those that erase a line or switch the screen) aside.
+/// Returns whether a terminal shows all of this text: it is UTF-8 and has no control characters
+/// except Lathe's own sequences (colors, and those that erase a line or switch the screen).
 bool is_harmless(const std::string& out) {
   const std::string text = std::regex_replace(out, std::regex("\x1b\\[[?0-9;]*[mKJHhl]"), "");
   return is_utf8(text) && printable(replace_all(text, "\r", "")) == replace_all(text, "\r", "");
@@ -97,7 +97,7 @@ TEST_CASE("control characters are shown in a visible form", "[terminal]") {
 
 TEST_CASE("a warning or an error is one write, so that lines of several processes stay apart",
           "[terminal]") {
-  // A pipe in packet mode keeps the bounds of each write.
+  // A pipe in packet mode keeps the boundaries of each write.
   std::array<int, 2> ends{};
   REQUIRE(pipe2(ends.data(), O_DIRECT | O_CLOEXEC | O_NONBLOCK) == 0);
   const int before = dup(STDERR_FILENO);

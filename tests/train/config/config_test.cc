@@ -34,7 +34,7 @@ TEST_CASE(
     "every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong "
     "section",
     "[config]") {
-  // By the index in ConfigValue.
+  // Names of the types, by their index in ConfigValue.
   constexpr const char* types[]{"true or false", "whole number", "number", "string", "tables"};
   for (const auto& f : RunConfig::schema("gpt").fields()) {
     INFO(f.key);
@@ -226,7 +226,7 @@ TEST_CASE("schedule.min_lr is a tenth of optim.lr unless it is given", "[config]
   const auto min_lr = [&](const std::vector<std::pair<std::string, std::string>>& overrides) {
     return load_config((f / "c.toml").string(), overrides).config.schedule.min_lr;
   };
-  CHECK(min_lr({}) == 1e-4);  // the default before it depended on optim.lr
+  CHECK(min_lr({}) == 1e-4);  // a tenth of the default optim.lr
   CHECK(min_lr({{"optim.lr", "5e-5"}}) == 5e-5 / 10);
   CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "-1"}}) == 5e-5 / 10);
   CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "0"}}) == 0);

@@ -1,5 +1,4 @@
-// Tests that exports keep what a chat model has beside its weights: its template, its special
-// tokens and its generation settings.
+// Tests that exports keep a chat model's template, special tokens and generation settings.
 #include <string>
 #include <vector>
 
@@ -40,7 +39,7 @@ fs::path chat_folder(const TempFolder& f) {
   return f / "hf";
 }
 
-/// Checks that a run's exports have all that came with chat_folder().
+/// Checks that a run's exports have all parts that chat_folder() has.
 void check_chat_export(const TempFolder& f, const std::string& run) {
   INFO(run);
   const fs::path hf = f / ("hf-" + run), gguf = f / ("gguf-" + run);
@@ -195,7 +194,7 @@ TEST_CASE("each end token of generation_config.json or config.json ends a text",
   export_hugging_face({.run = f / "listed", .out = f / "hf-listed"});
   CHECK(Json::parse(slurp(f / "hf-listed/config.json"))["eos_token_id"] == config["eos_token_id"]);
 
-  // --chat-template adds its own end.
+  // --chat-template adds the end token of its own format.
   config["eos_token_id"] = {67, 256};
   write_file(folder / "config.json", config.dump());
   import_hugging_face({.folder = folder, .out = f / "set", .chat_template = "chatml"});

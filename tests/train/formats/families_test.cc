@@ -1,5 +1,5 @@
-// Families related to Llama: which keys of config.json become which keys of [model], and back.
-// tests/oracles/transformers compares their results.
+// Tests of model families related to Llama: which keys of config.json become which keys of [model],
+// and back. tests/oracles/transformers compares their results.
 #include <cmath>
 
 #include "core/io/json.h"
@@ -38,7 +38,7 @@ fs::path family_run(const TempFolder& f, const std::string& name, const FamilyKe
   torch::manual_seed(1);
   for (const NamedParameter& p : parameters(*model)) {
     at::Tensor t = at::randn(p.parameter.sizes());
-    if (t.dim() == 1) t = (t * 64).round() / 64 + 0.0;  // no -0
+    if (t.dim() == 1) t = (t * 64).round() / 64 + 0.0;  // + 0.0 makes -0 a 0
     snapshot.held.push_back(t);
     snapshot.model.push_back(make_entry(p.path, t));
   }

@@ -1,5 +1,5 @@
-// Models of other programs: exports can be imported again, and an inconsistent folder is refused
-// with the name of the fault and leaves nothing.
+// Tests of models of other programs: exports can be imported again, and an inconsistent folder is
+// refused with the name of the fault and leaves nothing.
 #include <cstdlib>
 #include <fstream>
 
@@ -304,7 +304,7 @@ TEST_CASE(
                 }))
             .empty());
 
-  // Keys whose values need another computation.
+  // Keys with values that ask for a computation which Lathe does not have.
   says(config_with("n_inner", 31), "n_inner = 31");
   says(config_with("activation_function", "relu"), "activation_function = \"relu\"");
   says(config_with("layer_norm_epsilon", 1e-6), "layer_norm_epsilon");
@@ -332,7 +332,7 @@ TEST_CASE(
   says([](const fs::path& p) { fs::remove(p / "model.safetensors"); },
        "model.safetensors.index.json");
   says([](const fs::path& p) { fs::resize_file(p / "model.safetensors", 5000); },
-       "model.safetensors", "outside");
+       "model.safetensors", "h.0.mlp.c_proj.weight");
   says(
       [](const fs::path& p) {
         fs::remove(p / "tokenizer.json");

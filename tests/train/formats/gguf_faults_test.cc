@@ -1,5 +1,5 @@
-// GGUF files that are inconsistent, or need another computation or split of text: each is refused
-// with the fault's name and its exit code, and leaves nothing.
+// Tests of GGUF files that are inconsistent, or need a computation or a split of text that Lathe
+// does not have: each is refused with the fault's name and exit code, and nothing is left.
 #include <cmath>
 #include <functional>
 

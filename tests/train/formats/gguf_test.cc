@@ -1,5 +1,5 @@
-// GGUF files: exports can be imported again, each command reads each type of element, and a wrong
-// file is refused by name and leaves nothing.
+// Tests of GGUF files: exports can be imported again, each command reads each type of element, and
+// a wrong file is refused with its name and leaves nothing.
 #include <cmath>
 #include <cstring>
 #include <limits>

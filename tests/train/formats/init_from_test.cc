@@ -1,4 +1,5 @@
-// Runs that start from the weights of another run or of a Hugging Face folder (train.init_from).
+// Tests of runs that start from the weights of another run or of a Hugging Face folder
+// (train.init_from).
 #include <cstdlib>
 #include <sstream>
 
@@ -34,7 +35,7 @@ TEST_CASE("a run starts from another run's weights, and resumes without that run
               .code == 0);
   const double end = *read_state(find_checkpoint(f / "a")).val_loss;
 
-  // Without the model's keys, which come from the run.
+  // The config has no keys of [model], since they come from the run.
   write_file(f / "tune.toml",
              "[data]\ndir = \"data\"\n[train]\nsteps = 2\nbatch_size = 3\neval_interval = "
              "2\neval_batches = 3\nthreads = 1\n");
@@ -45,7 +46,7 @@ TEST_CASE("a run starts from another run's weights, and resumes without that run
 
   REQUIRE(tune("b", {"--train.init_from=a"}).code == 0);
   CHECK(std::abs(first_loss(f / "b") - end) < 1e-9);
-  CHECK(first_loss(f / "a") > end + 0.1);  // control: random weights are far from it
+  CHECK(first_loss(f / "a") > end + 0.1);  // control: random weights have a higher loss
   REQUIRE(tune("c", {"--train.init_from=a/checkpoints/step-00000010"}).code == 0);
   CHECK(first_loss(f / "c") != end);
 
@@ -60,7 +61,8 @@ TEST_CASE("a run starts from another run's weights, and resumes without that run
     INFO(words[0] << done.err);
     CHECK(done.code == 0);
     words.emplace_back("--model.n_embd=48");
-    CHECK_THAT(lathe_in(f, words).err, ContainsSubstring("model.n_embd"));  // it is the source's
+    CHECK_THAT(lathe_in(f, words).err, ContainsSubstring("model.n_embd"));  // the source sets this
+                                                                            // key
   }
 
   const auto refused = [&](const std::vector<std::string>& more, int code, const std::string& what,
@@ -252,7 +254,7 @@ TEST_CASE("an import reports what it read, and can ignore keys that --ignore-key
   }
   CHECK(!fs::exists(f / "x"));
 
-  // An imported model is listed as such, and its tokenizer may be used by the run's name.
+  // An imported model is listed as imported, and the run's name may be given as a tokenizer.
   const Json listed = Json::parse(lathe_in(f, {"runs", ".", "--json"}).out);
   for (const Json& run : listed) {
     if (run["run"].get<std::string>().find("plain") == std::string::npos) continue;

@@ -71,7 +71,7 @@ struct OnnxNode {
   }
 };
 
-/// The contents of an ONNX file, by the numbers of fields in onnx.proto.
+/// The contents of an ONNX file, read by the field numbers of onnx.proto.
 struct OnnxFile {
   explicit OnnxFile(const fs::path& path) {
     const Wire model(slurp(path));

@@ -1,5 +1,5 @@
-// ONNX files, read without protobuf's code: the graph computes the results of `lathe predict`, and
-// models without an ONNX form are refused.
+// Tests of ONNX files, which are read here without protobuf's code: the graph computes the results
+// of `lathe predict`, and models without an ONNX form are refused.
 #include <cmath>
 #include <functional>
 #include <map>
@@ -235,7 +235,7 @@ TEST_CASE(
     }
   }
 
-  // A GPT without biases has norms without them; its head is the embedding.
+  // A GPT without biases has norms without biases. Its head is tied to the embedding.
   const fs::path run = make_run(f, "gpt", "gpt", with(gpt, "bias", false));
   export_onnx({.run = run, .out = f / "gpt-onnx"});
   const OnnxFile file(f / "gpt-onnx/model.onnx");

@@ -1,5 +1,6 @@
-// Background saves: a save writes the state at its start, only one is in progress at a time, errors
-// are thrown by the next call of the saver, and a run always completes its save before it ends.
+// Tests of background saves: a save writes the state at its start, only one is in progress at a
+// time, errors are thrown by the next call of the saver, and a run always completes its save before
+// it ends.
 #include "train/loop/saver.h"
 
 #include <algorithm>
@@ -22,8 +23,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Calls `at` for each fault point while alive. `in_background`: the point is on another thread
-/// than the test's.
+/// While alive, calls `at` at each fault point. `in_background`: the point is not on the thread of
+/// the test.
 class Hook {
  public:
   explicit Hook(std::function<void(const std::string& point, bool in_background)> at) {
@@ -218,7 +219,7 @@ TEST_CASE("the next call throws an error of a background save, as a synchronous 
       CHECK(saver.saved_step() == 20);
     }
 
-    {  // without another call, the destructor waits
+    {  // if there is no further call, the destructor waits
       CheckpointSaver saver(f / "run", config(), 20);
       const FailWrites fail(number);
       save(saver, s, 30);

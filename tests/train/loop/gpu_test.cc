@@ -137,14 +137,14 @@ TEST_CASE("activations in host memory are restored for the backward pass on a GP
       CHECK(gradient(&offload, recomputes).equal(wanted));
       CHECK(offload.times().bytes > 0);
 
-      // Freed activations are forgotten when the next one is packed.
+      // Records of freed activations are removed when the next activation is packed.
       const at::Tensor more = torch::ones({4}).cuda();
       const auto kept = offload.pack(more);
       CHECK(offload.remembered() == 1);
     }
   }
 
-  // A saved tensor that changes in place before the backward pass is noticed.
+  // An in-place change of a saved tensor before the backward pass is detected.
   PinnedOffloader offload(0, 1);
   const Variable v = Variable::parameter(x.clone());
   std::optional<OffloadActivations> guard(std::in_place, offload);

@@ -1,6 +1,6 @@
 // Kill trials of runs that save in the background, against an uninterrupted run that saves
-// synchronously. Kills come at each point of a save, at points of the steps that run meanwhile, and
-// at random times. Each start must report what it resumes from.
+// synchronously. The runs are killed at each point of a save, at points of the steps that run
+// during a save, and at random times. Each start must report what it resumes from.
 #include <random>
 
 #include "tests/support/catch.h"
@@ -39,7 +39,7 @@ TEST_CASE("a run killed at any stage of a background save, during later steps, r
     }
 
     CHECK(trials.trial({{"save: deleting an old one", 1, 30}}));
-    CHECK(trials.trial({{"save: folder made", 4, 30}}));  // the last
+    CHECK(trials.trial({{"save: folder made", 4, 30}}));  // the last save
     CHECK(trials.trial({{"save: model written", 2, 10}, {"save: state written", 1, 10}}));
   }
 }

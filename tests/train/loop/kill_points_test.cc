@@ -1,5 +1,5 @@
-// Kill trials at named points of a save and of a start. As a control, runs that are resumed wrongly
-// on purpose must be noticed.
+// Kill trials at named points of a save and of a start. As a control, the comparison must detect
+// runs that are deliberately resumed wrongly.
 #include "core/io/checksum.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
@@ -64,7 +64,7 @@ TEST_CASE("a run killed while it saves a step again keeps the checkpoint and res
           "[kill_points]") {
   const Trials trials;
   const TempFolder& folder = trials.folder();
-  // A stop cuts short the evaluation after the last step. The next start evaluates and saves again.
+  // A stop interrupts the evaluation after the last step. The next start evaluates and saves again.
   const auto stop_at_end = [&](const std::string& run) {
     REQUIRE(trials.start(run, {{"LATHE_TEST_STOP", "step 40"}}).code == 75);
     REQUIRE(is_evaluation_due(folder / run));

@@ -1,5 +1,5 @@
-// Optimizers in runs: every kind resumes bit for bit, a config sets groups and averages, and plans
-// count the memory of the state.
+// Tests of optimizers in runs: every kind resumes bit for bit, a config sets groups and averages,
+// and plans count the memory of the state.
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "optim/config.h"
@@ -76,7 +76,7 @@ TEST_CASE("eval and generate use the average of the weights if asked", "[optimiz
   CHECK(plain == loss({"--weights", "model"}));
   CHECK(plain != average);
 
-  // The averages that the optimizer saved are the weights of the model.
+  // The model that is loaded has the averages that the optimizer saved as its weights.
   const LoadedModel m =
       LoadedModel::open(f / "runs/tiny", "cpu", 1, "", false, "newest", /*average=*/true);
   const fs::path file = list_checkpoints(f / "runs/tiny").at(0) / "optimizer.safetensors";

@@ -1,4 +1,4 @@
-// Steps that go wrong: skipped loss spikes, and diverged steps that can be replayed.
+// Tests of steps that fail: skipped loss spikes, and diverged steps that can be replayed.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -42,8 +42,8 @@ TEST_CASE("the spike guard's mean and variance are exponentially weighted", "[re
   std::vector<double> losses;
   for (int i = 0; i < 120; ++i) losses.push_back(2 + std::cos(i * 0.37) + 0.01 * i);
   for (double x : losses) CHECK(!guard.is_spike(x));
-  // By definition: from the last loss backward, each takes a share of the weight that later ones
-  // left.
+  // Compute them by definition: from the last loss to the first, each loss takes a share of the
+  // weight that the later losses left.
   double left = 1, mean = 0, square = 0;
   for (size_t i = losses.size(); i-- > 0;) {
     const double weight = left * std::max(0.02, 1 / static_cast<double>(i + 1));
@@ -103,7 +103,7 @@ TEST_CASE("a spike after a resume has the loss scale of its step", "[replay]") {
   };
   REQUIRE(train("whole", "--train.pause_at=0").code == 0);
 
-  // The last step before a spike: the resumed process begins with the spike.
+  // Pause at the last step before a spike, so that the resumed process begins with the spike.
   int64_t before = 0;
   std::istringstream lines(slurp(f / "whole/metrics.jsonl"));
   for (std::string line; before == 0 && std::getline(lines, line);) {
@@ -151,7 +151,8 @@ TEST_CASE("replay runs a diverged step again and names the op where it began", "
   refused("checksum");
   CHECK(lathe_in(f, {"verify", bundle.string()}).code == 4);
 
-  // Batches with a valid checksum must also have shapes, dtypes and values that the run can have.
+  // Batches with a valid checksum must also have shapes, dtypes and values that are possible for
+  // the run.
   write_file(file, sealed);
   const auto reseal = [&](const std::map<std::string, at::Tensor>& tensors) {
     std::vector<TensorEntry> entries;
@@ -195,7 +196,7 @@ TEST_CASE("replay runs a diverged step again and names the op where it began", "
   }
   auto started = good;
   started["starts"] =
-      torch::full_like(good.at("inputs"), 1);  // It can only be 0 at the first position.
+      torch::full_like(good.at("inputs"), 1);  // only 0 is possible at the first position
   reseal(started);
   refused("tensor \"starts\"", "value");
 }

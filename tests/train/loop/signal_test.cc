@@ -1,4 +1,4 @@
-// Signals: what each does to a run, and what the user reads.
+// Tests the effect of each signal on a run, and the messages that the user gets.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -105,7 +105,7 @@ TEST_CASE("signals that are blocked when a process starts are answered once it i
   CHECK_THAT(waited.err, ContainsSubstring("after this step") && !ContainsSubstring("again"));
   CHECK(line_count(waited.err) == 1);
 
-  // A command with nothing to save ends by the signal; `train` writes a checkpoint.
+  // A command with nothing to save is terminated by the signal; `train` writes a checkpoint.
   const TempFolder f;
   make_tiny_run(f.path());
   const auto started_with_a_signal = [&](std::vector<std::string> words) {

@@ -1,4 +1,4 @@
-// Steady training steps allocate no memory from the system.
+// Tests that training steps after the first few allocate no memory from the system.
 #include <sys/resource.h>
 #include <unistd.h>
 #include <fstream>
@@ -43,8 +43,8 @@ TEST_CASE(
   REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "data", "--tokenizer", "char"}).code == 0);
 
   // Working copies and 16-bit gradients exist for matmul weights, which are nearly all parameters
-  // here. fp8 layers have no copy; only the tied head's remains, 18 of 6200 rows. Activations in
-  // bf16 take more than half, since the residual stream is fp32.
+  // here. fp8 layers have no working copy. Only the tied head has one: 18 of the model's 6200 rows
+  // of n_embd elements. Activations in bf16 take more than half, since the residual stream is fp32.
   const std::vector<Setting> settings{
       {"fp32", {}, 4, 4, 1, 103},
       {"bf16", {{"amp.dtype", "bf16"}}, 6, 2, 0.62, 103},

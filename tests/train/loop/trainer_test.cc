@@ -1,4 +1,5 @@
-// The trainer through its command line: signals, time limits, resume rules, checkpoints, samples.
+// Tests of the trainer through the command line: signals, time limits, resume rules, checkpoints,
+// samples.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -133,7 +134,7 @@ TEST_CASE("a signal interrupts an evaluation, which comes first on resume", "[tr
   CHECK(stopped.out.find("validation loss") == std::string::npos);
   CHECK(list_checkpoints(f / "cut").at(0).filename() == "step-00000000");
 
-  // Once more, at the same step.
+  // Interrupt the evaluation again, at the same step.
   stopped = stopped_early();
   CHECK(stopped.code == 75);
   CHECK(lathe_in(f, command("cut", "20")).code == 0);

@@ -32,10 +32,11 @@ class Trials {
   /// none.
   Finished start(const std::string& run, const std::map<std::string, std::string>& environment,
                  double kill_after = -1) const;
-  /// Starts a trial run once for each of `kills`, which may kill it. If one did, starts the run
-  /// once more, and checks that it finishes with the results of the reference. Returns whether one
-  /// did. Also checks that each start resumes from the newest checkpoint (one that did not would
-  /// still give the same results), and that a checkpoint is deleted only for a later one.
+  /// Starts a trial run once for each of `kills`, which may kill it or come too late. If at least
+  /// one start was killed, starts the run again, checks that it finishes with the results of the
+  /// reference, and returns true. Also checks that each start resumes from the newest checkpoint,
+  /// since a start from an older one would give the same results, and that a checkpoint is deleted
+  /// only once a later one exists.
   bool trial(const std::vector<Kill>& kills);
 
   /// Returns the seconds that the reference run took.

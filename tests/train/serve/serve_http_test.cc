@@ -1,4 +1,5 @@
-// The HTTP server of `lathe serve`: routes, errors, keys, streams, clients that leave, signals.
+// Tests of the HTTP server of `lathe serve`: routes, errors, keys, streams, clients that leave,
+// signals.
 #include <netinet/tcp.h>
 
 #include <csignal>
@@ -116,7 +117,7 @@ TEST_CASE("each route answers, and errors have OpenAI's form and their status", 
       {head + "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nfa0\r\n" +
            std::string(4000, 'a') + "\r\n0\r\n\r\n",
        413, "request_too_large"},
-      // A request that its head alone makes invalid is refused before its body arrives.
+      // A request whose head is already invalid is refused before its body arrives.
       {head + "Content-Type: application/json\r\n\r\n", 411, "no_length"},
       {head + "Content-Type: application/json\r\nTransfer-Encoding: identity\r\n\r\n", 411,
        "no_length"},
@@ -144,7 +145,8 @@ TEST_CASE("each route answers, and errors have OpenAI's form and their status", 
   }
   CHECK_THAT(answer_to(port, get_request("/v1/completions")).head,
              ContainsSubstring("Allow: POST"));
-  // The context of 48 holds the prompt and 47 new tokens. The last one needs no position in it.
+  // The context of 48 positions holds the prompt and 47 new tokens. The 48th new token needs no
+  // position.
   CHECK(answer_to(port, post(R"({"prompt": "a", "max_tokens": 48})")).status == 200);
   // The Range header is ignored, since a response of many ranges would be assembled in memory.
   CHECK(answer_to(port, get_request("/", "Range: bytes=0-0,0-0\r\n")).body == page.body);
@@ -201,8 +203,8 @@ TEST_CASE("clients that disconnect cancel their requests, and malformed requests
           "[serve_http]") {
   ServedHere server({}, /*queue=*/4, /*runs=*/false);
   const std::string body = R"({"prompt": "a", "max_tokens": 40, "stream": )";
-  // Requests of clients that have gone fill the queue of four. A later request must not wait for
-  // them.
+  // Requests of clients that have disconnected fill the queue of four. A later request must not
+  // wait for them.
   for (int i = 0; i < 4; ++i) {
     const Client leaves(server.port());
     leaves.send(post_request("/v1/completions", body + (i % 2 == 0 ? "true}" : "false}")));
@@ -237,7 +239,7 @@ TEST_CASE("clients that disconnect cancel their requests, and malformed requests
   }
   CHECK(places > 100);
 
-  // A client that closes only its sending side gets no answer 200 without text.
+  // A client that closes only its sending side must not get status 200 without text.
   const Client half(server.port());
   half.send(post_request("/v1/completions", R"({"prompt": "a", "max_tokens": 40})"));
   half.shut_down();

@@ -1,4 +1,4 @@
-// The replies of `lathe serve`: the text that is shown, streams, complete objects, and log
+// Tests of the replies of `lathe serve`: the text that is shown, streams, complete objects, and log
 // probabilities.
 #include <algorithm>
 
@@ -34,7 +34,7 @@ TEST_CASE("a text is shown in complete characters, without its stop", "[serve_re
                                            ""});
   CHECK(parts({"\xFF", "\xE2\x82"}, {}) == Parts{"\xEF\xBF\xBD", "", "\xEF\xBF\xBD\xEF\xBF\xBD"});
 
-  // What may be the beginning of a stop is held back until the next token decides.
+  // Text that may be the beginning of a stop is held back until the next token decides.
   CHECK(parts({"xa", "bc", "d"}, {"bcd"}) == Parts{"xa", "", "", ""});
   CHECK(parts({"xa", "bc", "e"}, {"bcd"}) == Parts{"xa", "", "bce", ""});
   CHECK(parts({"xa", "bc"}, {"bcd"}) == Parts{"xa", "", "bc"});
@@ -83,8 +83,8 @@ void add_tokens(Joined& joined, const Json& logprobs, bool is_chat) {
     joined.offsets.push_back(offset.get<size_t>());
 }
 
-/// Checks that the text has each token at the token's offset. Each token is one character, or bytes
-/// of one, which are not compared.
+/// Checks that the text has each token at the token's offset. Each token is one character or some
+/// bytes of a character; the latter are not compared.
 void check_offsets(const Joined& joined) {
   std::vector<std::string> characters;
   for (const char byte : joined.text) {

@@ -1,5 +1,5 @@
-// The scheduler of `lathe serve`: texts that join and leave a batch have the tokens that `generate`
-// produces for each alone.
+// Tests of the scheduler of `lathe serve`: texts that join and leave a batch have the tokens that
+// `generate` produces for each alone.
 #include <ATen/ops/full.h>
 
 #include <cmath>
@@ -75,7 +75,7 @@ TEST_CASE("texts that join and leave a batch have the tokens that generate produ
                    .n = 1 + i % 3});
   }
 
-  // A request comes every other token; the batch has at most three texts.
+  // A request comes after every second token; the batch has at most three texts.
   Scheduler scheduler(served_model(), scheduler_options(3, 64));
   size_t sent = 0, calls = 0;
   scheduler.run(
@@ -195,7 +195,7 @@ TEST_CASE("requests that are cancelled, late, stopped or too many end, and do no
 
 TEST_CASE("a request for which the batch has room takes no slot of the queue",
           "[serve_scheduler]") {
-  // Two rows and a queue of one take three requests at a time, again and again.
+  // With two rows and a queue of one, three requests at a time are accepted, in every round.
   const ServedText text{.ids = {1, 2}, .sampling = {.temperature = 0}, .max_tokens = 4};
   const ServedText no_tokens{.ids = {1, 2}, .max_tokens = 0};
   Scheduler scheduler(served_model(), scheduler_options(2, 1));

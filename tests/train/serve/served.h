@@ -61,8 +61,8 @@ inline std::vector<std::vector<int64_t>> generated(const std::vector<int64_t>& i
   return generate(served_model(), {static_cast<size_t>(n), ids}, options);
 }
 
-/// A server in this process, on a free port. Unless `runs`, it generates nothing until run() is
-/// called. `max_time`: seconds that a request may take.
+/// A server in this process, on a free port. If `runs` is false, it generates nothing until run()
+/// is called. `max_time`: the number of seconds that a request may take.
 class ServedHere {
  public:
   explicit ServedHere(HttpOptions http = {}, size_t queue = 64, bool runs = true,
@@ -129,7 +129,7 @@ class Client {
     part.resize(n > 0 ? static_cast<size_t>(n) : 0);
     return part;
   }
-  /// Does the same, but also returns "" if nothing arrives within `most`.
+  /// Does the same as receive(), but also returns "" if nothing arrives within `most`.
   std::string receive_within(timeval most) const {
     ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
     return receive();
@@ -139,7 +139,8 @@ class Client {
   int socket_;
 };
 
-/// An answer. The chunks of a chunked body are joined. `status` is 0 if there was no answer.
+/// The answer to an HTTP request. The chunks of a chunked body are joined. `status` is 0 if there
+/// was no answer.
 struct HttpAnswer {
   int status = 0;
   std::string head, body;
@@ -187,7 +188,7 @@ inline HttpAnswer chat(int port, const Json& body) {
   return answer_to(port, post_request("/v1/chat/completions", json_text(body)));
 }
 
-/// Returns the events of a stream without [DONE], which must be the last.
+/// Returns the events of a stream without the event [DONE], which must be the last one.
 inline std::vector<Json> events_of(const std::string& body) {
   std::vector<Json> events;
   std::string rest = body;

@@ -1,5 +1,5 @@
-// The matmul ceiling to which MFU is relative: the highest rate ever measured, which is measured
-// again when a run exceeds it.
+// Tests of the matmul ceiling to which MFU is relative: the highest rate ever measured. It is
+// measured again when a run exceeds it.
 #include <cstdlib>
 
 #include "core/io/json.h"
@@ -32,7 +32,7 @@ TEST_CASE("the ceiling is the highest rate measured, and provisional until the t
   CHECK(first.rate > 1e8);
   CHECK(first.measurements == 1);
   CHECK(first.is_provisional());
-  overwrite(cache.path(), 1e20);  // as if the machine had been quicker then
+  overwrite(cache.path(), 1e20);  // as if the machine had been faster
   CHECK(measure_peak(2, at::kFloat).rate == 1e20);
   overwrite(cache.path(), 1e6);  // as if it had been busy
   const MatmulCeiling third = measure_peak(2, at::kFloat);

@@ -1,4 +1,4 @@
-// Tests of a user's models whose forward pass updates a buffer.
+// Tests of user-defined models whose forward pass updates a buffer.
 #include "autograd/ops.h"
 #include "autograd/recompute.h"
 #include "core/running_statistic.h"

@@ -59,7 +59,7 @@ std::string gpu_name(const std::string& text) {
   return name;
 }
 
-/// Returns the program that a row was measured with, by the row's source and id.
+/// Returns the program that a row was measured with, from the row's source and id.
 std::string software_of(const Cells& row) {
   const std::string& source = row.at("source");
   const std::string& id = row.at("id");

@@ -13,7 +13,7 @@ struct PublishedRow {
   std::string id, model, gpu, source;
   ClusterModel cluster;
   StepWorkload step;
-  LayoutRequest request;    ///< what the row states of its layout
+  LayoutRequest request;    ///< the parts of the parallel layout that the row states
   double step_seconds = 0;  ///< as published
 };
 

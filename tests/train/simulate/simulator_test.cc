@@ -21,7 +21,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// GPT-3's shape, without the parts that the papers' formulas leave out.
+/// Returns GPT-3's shape without the parts that the papers' formulas leave out.
 StepWorkload gpt3(int64_t layers = 96) {
   StepWorkload step;
   step.shape = {.layers = layers,
@@ -136,14 +136,14 @@ TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulat
   CHECK(bytes(8, Recompute::selective) == Approx(34 * s * b * h / 8));
   CHECK(bytes(8, Recompute::full) == Approx(2 * s * b * h / 8));
 
-  // In fp8, a byte less for each input of qkv and of the feed-forward layer's first product (h
-  // each) and of its second one (4 h), and a byte more for the input of the projection (h).
+  // fp8 saves a byte per element in the inputs of qkv and of the feed-forward layer's first (h
+  // each) and second matrix product (4 h). The input of the projection (h) takes a byte more.
   const MatmulDtype dtype = std::exchange(step.dtype, MatmulDtype::fp8);
   CHECK(bytes(8, Recompute::none) == Approx(s * b * h / 8 * (29 + 5 * a * s / h)));
   step.dtype = dtype;
 
-  // The stages of a pipeline keep p micro-batches of L / p layers each; interleaved, 1 + (p - 1) /
-  // (p v) times as many.
+  // The stages of a pipeline keep p micro-batches of L / p layers each. With interleaving, they
+  // keep 1 + (p - 1) / (p v) times as many.
   const GpuModel& gpu = known_hardware().gpu("a100-80");
   const auto kept = [&](int64_t pipeline, int64_t parts) {
     return gpu_memory(step,
@@ -157,7 +157,8 @@ TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulat
   CHECK(kept(8, 1) == Approx(kept(1, 1)));
   CHECK(kept(8, 3) == Approx((1 + 7. / 24) * kept(1, 1)));
 
-  // The stage with the most memory counts. It is the last one if the logits are large.
+  // The memory is that of the stage that needs the most. It is the last one if the logits are
+  // large.
   const auto logits = [&](int64_t vocab) {
     StepWorkload wide = gpt3(4);
     wide.shape.vocab = vocab;

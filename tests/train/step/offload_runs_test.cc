@@ -105,7 +105,7 @@ TEST_CASE("an optimizer's state on the disk changes no bit of a run", "[offload_
   CHECK(lathe::test::names(runs.folder() / "runs/disk-0") ==
         lathe::test::names(runs.folder() / "runs/memory-0"));
 
-  // The control: another clipping norm gives other bits.
+  // The control: another clipping norm gives different bits.
   runs.train("clipped", offload_gpt, {"--optim.grad_clip=0.01"});
   CHECK((runs.results("clipped") != runs.results("disk-0")));
 }
@@ -214,7 +214,7 @@ TEST_CASE("a run resumes to the bit with its state on the disk or in memory", "[
 
 TEST_CASE("keys that contradict memory.offload are refused with a remedy", "[offload_runs]") {
   OffloadRuns runs;
-  // Keys, and facts of the message beside memory.offload.
+  // Keys, and facts that the message must have in addition to memory.offload.
   const std::vector<std::pair<Words, Words>> cases{
       {{"--memory.offload=optimizer", "--checkpoint.async_save=true"}, {"checkpoint.async_save"}},
       {{"--memory.offload=optimizer", "--optim.kind=sgd"}, {"optim.kind = \"sgd\""}},

@@ -1,5 +1,5 @@
-// memory.saved in runs: they resume to the bit, recomputed blocks are not packed, and keys that
-// contradict it are refused.
+// Tests of runs with memory.saved: they resume to the bit, recomputed blocks are not packed, and
+// keys that contradict memory.saved are refused.
 #include <string>
 #include <vector>
 

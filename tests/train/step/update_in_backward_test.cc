@@ -90,7 +90,7 @@ TEST_CASE("updates in backward have the bits of updates after it", "[update_in_b
     CHECK((runs.results("during-" + name) == runs.results("after-" + name)));
   }
 
-  // The control: another clipping norm gives other bits.
+  // The control: another clipping norm gives different bits.
   runs.train("clipped", text_model, {"--optim.grad_clip=0.01"});
   CHECK((runs.results("clipped") != runs.results("after-0")));
 }
@@ -113,7 +113,8 @@ TEST_CASE("a run that updates in backward resumes to the bit, with the key or wi
 TEST_CASE("updates in backward save the gradients' memory, and plan forecasts that",
           "[update_in_backward]") {
   UpdatingRuns runs;
-  // Parameters take more memory than activations: 8 blocks of 12 x 64^2 elements and little more.
+  // Parameters take more memory than activations: nearly all of them are in 8 blocks of 12 x 64^2
+  // elements.
   const Kind deep{"gpt", "text", "n_layer = 8\nn_head = 2\nn_embd = 64\nblock_size = 4\n"};
   const double gradients = 4.0 * 8 * 12 * 64 * 64;
   const auto memory = [&](const Words& more) {

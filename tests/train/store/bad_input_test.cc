@@ -244,8 +244,8 @@ TEST_CASE("TOML deeper than 8 levels is refused, and text with dots is not", "[b
   CHECK((parse_value("{" + times("a.", deep) + "a = 1}") ==
          ConfigValue("{" + times("a.", deep) + "a = 1}")));
 
-  // Any text is written so that it can be read back, also with a byte-order mark. Non-ASCII letters
-  // outside a string are an error.
+  // Any text is written so that it can be read back, also text with a byte-order mark. Non-ASCII
+  // letters outside a string are an error.
   const std::string mark = "a\xEF\xBB\xBF\"\xC3\xA9";
   CHECK((parse_value(toml_text(mark)) == ConfigValue(mark)));
   CHECK_THAT(problem("[t]\n\xC3\xA9 = 1\n"), ContainsSubstring("c.toml:2:1"));
@@ -371,7 +371,7 @@ TEST_CASE("a worker that can't be started gives one sentence, and workers before
   size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   rlimit tight = before;
-  tight.rlim_cur = pages * 4096 + (size_t{100} << 20);  // room for the stacks of some
+  tight.rlim_cur = pages * 4096 + (size_t{100} << 20);  // enough for the stacks of some workers
   REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
   const std::string refusal =
       error_of([&] { Loader(tokens, {3, 8, 1000}, 7, 0, config, at::kCPU); });

@@ -82,7 +82,7 @@ TEST_CASE(
     write_file(newer / name, changed);
     const auto used = newest_checkpoint(f.path());
     if (used == newer) {
-      // Only white space of the manifest may change, which does not change its meaning.
+      // Only a change of the manifest's white space, which keeps its meaning, may be accepted.
       REQUIRE(std::string(name) == "manifest.json");
       REQUIRE(parse_json(changed, "", Exit::internal) == meaning);
       ++taken;
@@ -153,7 +153,7 @@ TEST_CASE("a changed byte of data is noticed, and one of its manifest is refused
   write_file(f / "text.txt", sample_text(4000));
   prepare({.inputs = {(f / "text.txt").string()}, .out = f / "data", .tokenizer = "char"});
 
-  // All that a run takes from the folder.
+  // Returns all values that a run reads from the folder, as one text.
   const auto print = [&] {
     const auto m = read_manifest(f / "data");
     const TokenFile train(f / "data", "train", m), val(f / "data", "val", m);

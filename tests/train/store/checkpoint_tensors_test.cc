@@ -18,7 +18,8 @@ using namespace lathe;
 using lathe::test::TempFolder;
 using lathe::test::write_file;
 
-/// What a file has of a tensor: a name, the elements, and which part they are.
+/// A part of a tensor in a file: the tensor's name, the elements, and a note that describes the
+/// part.
 struct Piece {
   std::string name;
   at::Tensor elements;
@@ -73,7 +74,7 @@ TEST_CASE("flat parts of a tensor are put together in the order of their element
   CHECK(values_of(file, "b").equal(bias));
   CHECK(file.find("c") == nullptr);
 
-  // The bytes are read again after they are released.
+  // After a release, the bytes are read from the file again.
   file.release(file.at("a"));
   CHECK(file.tensors()[0].bytes.data() == nullptr);
   CHECK(values_of(file, "a").equal(whole));
@@ -82,7 +83,8 @@ TEST_CASE("flat parts of a tensor are put together in the order of their element
 TEST_CASE("parts that tensor ranks have cut along a dimension are joined", "[checkpoint_tensors]") {
   const TempFolder f;
   const at::Tensor whole = torch::randn({4, 9});
-  // Sections as of packed queries, keys and values, of which the sizes do not divide evenly.
+  // The sections are like those of packed queries, keys and values; their sizes do not divide
+  // evenly.
   TensorCut cut{.dim = 1, .sections = {5, 2, 2}, .part = 0, .parts = 2};
   std::vector<std::vector<Piece>> ranks;
   for (cut.part = 0; cut.part < 2; ++cut.part) {
@@ -124,14 +126,14 @@ TEST_CASE("parts that do not make up their tensor are refused", "[checkpoint_ten
   other.note = flat_note({2, 4}, 4, 6);
   CHECK_THAT(error(part(0, 4), other), ContainsSubstring("4 to 6"));
 
-  // A part that another way of cutting has, beside the complete tensor.
+  // The complete tensor together with a part that is cut in a different way.
   const TensorPart fourth{.sizes = {8, 1},
                           .cut = TensorCut{.dim = 0, .sections = {8}, .part = 3, .parts = 4},
                           .range = {0, 2}};
   CHECK_THAT(error({"a", x}, {"a", x.narrow(0, 0, 2), fourth.note()}),
              ContainsSubstring("\"a\"") && ContainsSubstring("cut"));
 
-  // Half of the tensor ranks.
+  // The part of only one of two tensor ranks.
   TensorCut cut{.dim = 0, .sections = {2}, .part = 0, .parts = 2};
   const TensorPart half{.sizes = {2, 4}, .cut = cut, .range = {0, 4}};
   const Piece first{"a", x.narrow(0, 0, 4), half.note()};

@@ -1,5 +1,5 @@
-// Checkpoints without a run: they are read as they were written, in the right order, and damage is
-// noticed.
+// Tests of checkpoints without a run: they are read as they were written, in the right order, and
+// damage is detected.
 
 #include "train/store/checkpoint.h"
 #include "autograd/node.h"
@@ -75,7 +75,7 @@ TEST_CASE("a run's state is read back from its checkpoint, member by member", "[
   CHECK(b.scaler->skipped == 2);
   CHECK(b.scaler->skipped_in_row == 1);
 
-  // Fields that are not set stay so.
+  // Fields that are not set stay unset.
   const RunState none = read_state(save(f, s, 8));
   CHECK(!none.eval_due);
   CHECK(!none.best_val_loss);

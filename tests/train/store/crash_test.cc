@@ -23,7 +23,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Returns "" or what is wrong with `folder`, which a power cut after the first n calls left.
+/// Returns "" or the fault of `folder`, which is the state that a power cut after the first n calls
+/// left.
 using Check = std::function<std::string(const fs::path& folder, size_t n)>;
 
 size_t wanted_states() {
@@ -75,14 +76,14 @@ std::string first_fault(const DiskRecord& record, size_t states, const Check& ch
   return "";
 }
 
-/// Silences messages about metrics that are cut back, which would be thousands.
+/// Silences the thousands of messages about metrics that are cut back.
 struct Quiet {
   Quiet() { set_console_level(Level::error); }
   ~Quiet() { set_console_level(Level::info); }
 };
 
-/// Saves in one run folder, and a check of what a power cut leaves of them. `steps` has the steps
-/// in order, of which the first `durable` were saved before the recording.
+/// Saves in one run folder, with a check of the state that a power cut leaves. `steps` has the
+/// steps in order, of which the first `durable` were saved before the recording.
 struct Saves {
   TempFolder root{fast_folder()};
   fs::path run = root / "new/run";
@@ -105,7 +106,7 @@ struct Saves {
       return unfinished(in);
     }
 
-    // The newest checkpoint is whole, and no older than the last one that was durable.
+    // The newest checkpoint is complete, and not older than the last durable one.
     for (const auto& path : all) verify_checkpoint(path);
     const RunState state = read_state(all[0]);
     const auto at =
@@ -122,7 +123,7 @@ struct Saves {
       return str("metrics.jsonl has ", lines.size(), " bytes, not the ", state.metrics_bytes,
                  " of the checkpoint");
 
-    // Do what a start does.
+    // Do the same as the start of a run.
     clean_checkpoints(in);
     quarantine_newer(all[0]);
     const Metrics cut(in, state.metrics_bytes);
@@ -146,7 +147,7 @@ struct Saves {
   }
 };
 
-/// Saves at the steps given, in the trainer's order: metrics lines, their sync, the checkpoint.
+/// Saves at the given steps, in the trainer's order: lines of metrics, their sync, the checkpoint.
 void save_all(Saves& saves, const std::vector<int64_t>& steps) {
   const Small s;
   make_folders(saves.run);
@@ -180,7 +181,7 @@ TEST_CASE("a power cut in a save that deletes old checkpoints loses nothing that
   Saves saves;
   save_all(saves, {10, 20});
   saves.durable = 2;
-  // An interrupted save or an interrupted deletion leaves such a folder.
+  // An interrupted save or deletion leaves a folder with a name like this one.
   fs::create_directory(saves.run / "checkpoints/.unfinished-step-00000005");
   write_file(saves.run / "checkpoints/.unfinished-step-00000005/model.safetensors", "half");
   DiskRecord record(saves.root.path());
@@ -193,7 +194,7 @@ TEST_CASE("a power cut in a save that deletes old checkpoints loses nothing that
 /// Thrown to end a run at a fault point.
 struct Stop {};
 
-/// Checks what power cuts leave of a run that is stopped and resumed.
+/// Checks the states that power cuts leave of a run that is stopped and resumed.
 void cut_a_run(bool async_save, size_t states) {
   INFO("async_save = " << async_save);
   const Quiet quiet;
@@ -217,7 +218,8 @@ void cut_a_run(bool async_save, size_t states) {
   static int left = 0;
   fault_hook = [](const char* point) {
     if (std::string_view(point) == "step" && --left == 0) throw Stop();
-    // Let the next steps and their writes come before the end of a save in the background.
+    // Delay the save, so that the next steps and their writes come before the end of a background
+    // save.
     if (std::string_view(point) == "save: folder made")
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
   };

@@ -239,7 +239,7 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
     return std::uniform_int_distribution<size_t>(0, most)(random);
   };
 
-  // The calls on a file or folder, and how many of them were synced.
+  // The calls on one file or folder, and the number of them that were synced.
   struct Own {
     std::vector<const DiskCall*> calls;
     size_t synced = 0;
@@ -263,7 +263,7 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
         keep == Keep::all || (folder && (keep == Keep::folders_alone || keep == Keep::zeros));
     const size_t kept = of.synced + (all ? pending : keep == Keep::random ? draw(pending) : 0);
 
-    // A folder keeps its first changes.
+    // Of a folder, the first `kept` changes survive.
     if (folder) {
       std::map<std::string, int> names = nodes[node].names;
       for (size_t i = 0; i < kept; ++i) {

@@ -17,8 +17,8 @@ struct DiskCall {
   enum class Kind { none, create, make_folder, rename, remove, write, cut, sync };
   Kind kind = Kind::none;
   int node = -1;         ///< the file or folder that the call changes or syncs
-  int folder = -1;       ///< that has `name`; -1 for calls on open files
-  std::string name, to;  ///< the name in `folder`; for a rename, the new name
+  int folder = -1;       ///< the folder that contains `name`; -1 for calls on open files
+  std::string name, to;  ///< the name in `folder`, and for a rename the new name
   size_t offset = 0;     ///< of the written bytes, or the length to cut to
   std::string data;
 };
@@ -43,13 +43,13 @@ class DiskRecord {
   /// Removes all syncs of files, or of folders, as in a program without them.
   void drop_syncs(bool of_folders);
 
-  /// How much of the unsynced changes a power cut keeps: nothing, all, only changes of folders,
-  /// those and zeros for the data of files, or a random part.
+  /// The unsynced changes that a power cut keeps: none, all, only changes of folders, changes of
+  /// folders with zeros as the data of files, or a random part.
   enum class Keep { none, all, folders_alone, zeros, random };
   /// Creates the folder `into` with contents that a power cut after the first `n` calls may leave.
-  /// Of the unsynced changes, each folder keeps the first ones. Each file keeps the first writes;
-  /// the next one may be torn at any byte, followed by nothing, by zeros up to the full length, or
-  /// with zeros in the middle.
+  /// Of its unsynced changes, each folder keeps the first few, in order. Each file keeps its first
+  /// few writes. The next write may be torn: cut off at any byte, followed by zeros up to its full
+  /// length, or with zeros in the middle.
   void crash(size_t n, Keep keep, std::mt19937& random, const fs::path& into) const;
 
   /// State for the functions that replace the system's calls.
@@ -60,8 +60,8 @@ class DiskRecord {
   };
   struct Node {
     bool is_folder = false;
-    std::string data;                  ///< at the beginning
-    std::map<std::string, int> names;  ///< at the beginning
+    std::string data;                  ///< when recording began
+    std::map<std::string, int> names;  ///< when recording began
     std::map<std::string, int> now;
     size_t size_now = 0;
   };

@@ -1,5 +1,6 @@
-// Write failures: each file call of a save fails once, fails from then on, is interrupted, or
-// writes fewer bytes than asked. Also pipes, sockets and devices in place of regular files.
+// Tests of write failures: each file call of a save fails once, fails from then on, is interrupted,
+// or writes fewer bytes than requested. Also tests pipes, sockets and devices in place of regular
+// files.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -27,7 +28,8 @@ using namespace lathe::test;
 const FileCalls real_calls = file_calls;
 
 /// While alive, replaces the calls of `file_calls`, except pread, pwrite and fallocate. `errno_of`
-/// runs before each call: 0 lets the call through, and any other errno makes it fail.
+/// runs before each call: if it returns 0, the call is made; otherwise the call fails with the
+/// returned errno.
 class Interposed {
  public:
   explicit Interposed(std::function<int(const char* call)> errno_of,
@@ -295,7 +297,7 @@ TEST_CASE("a failed write keeps the old file and leaves no partial one", "[fault
   }
 }
 
-/// Makes a pipe, a socket or a link to a device.
+/// Creates a pipe, a socket or a link to a device.
 void make_special(const std::string& kind, const fs::path& path) {
   if (kind == "pipe") {
     REQUIRE(mkfifo(path.c_str(), 0644) == 0);
@@ -403,7 +405,7 @@ TEST_CASE("a run whose disk fills up ends with exit code 6 and resumes exactly",
     for (const std::string& fact : facts) CHECK_THAT(failed.err, ContainsSubstring(fact));
     CHECK(std::count(failed.err.begin(), failed.err.end(), '\n') == 1);
 
-    // What is there is intact, and the same command completes the run.
+    // The existing checkpoints are intact, and the same command completes the run.
     for (const auto& path : list_folder(folder / "run/checkpoints"))
       CHECK_NOTHROW(verify_checkpoint(path));
     CHECK(train("run", "").code == 0);

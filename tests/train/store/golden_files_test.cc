@@ -1,5 +1,5 @@
 // Files as the first build of each format wrote them, byte for byte. They must always be readable.
-// A changed format needs a new name and a new test beside these.
+// A changed format needs a new name and an additional test.
 #include <cstring>
 
 #include "autograd/node.h"
@@ -175,8 +175,8 @@ TEST_CASE("a checkpoint without fields that later builds of format 1 added is re
 TEST_CASE("a checkpoint of format 2, whose tensors are divided among files, is read",
           "[golden_files]") {
   const TempFolder f;
-  // "w" is cut into elements 0 to 4 and the rest. "c" is cut by two tensor ranks along its second
-  // dimension, which has sections of 2 and 1; of the latter, the second rank has all.
+  // "w" is cut into elements 0 to 4 and the rest. "c" is cut for two tensor ranks along its second
+  // dimension, which has sections of 2 and 1. The second rank has all of the latter section.
   write_file(
       f / "model-00001-of-00002.safetensors",
       safetensors(R"({"__metadata__":{"c":"{\"sizes\":[2,3],\"begin\":0,\"end\":2,\"dim\":1,)"
@@ -353,7 +353,8 @@ TEST_CASE("lines of metrics keep their names and order", "[golden_files]") {
   CHECK_THAT(second, Catch::EndsWith("\"skipped\":3,\"updates_lost\":0.25}"));
   CHECK_THAT(third, Catch::StartsWith(val));
 
-  // A file of old lines is continued: lines that a checkpoint covers stay, and others are cut.
+  // A file with lines of an earlier build is continued: lines that a checkpoint covers stay, and
+  // others are cut.
   const std::string old = step + "1.0}\n" + val + "1.0}\n";
   write_file(f / "metrics.jsonl", old + "half a li");
   {

@@ -1,4 +1,5 @@
-// Tests of run folders: what a run resumes from, keeps, and never replaces.
+// Tests of run folders: the checkpoint that a run resumes from, and the files that it keeps and
+// never replaces.
 #include <algorithm>
 #include <cmath>
 
@@ -169,7 +170,7 @@ TEST_CASE("files that lathe did not write are not replaced, and backups of metri
   CHECK(slurp(r / "mine/config.toml") == own);
   CHECK(std::distance(fs::directory_iterator(r / "mine"), fs::directory_iterator()) == 1);
 
-  // Each crash before the first checkpoint leaves its lines.
+  // Imitate three crashes before the first checkpoint. Each leaves its lines of metrics.
   for (const char* lines : {"first\n", "second\n", "third\n"}) {
     fs::remove_all(r / "runs/tiny/checkpoints");
     make_folders(r / "runs/tiny");
@@ -206,7 +207,8 @@ TEST_CASE("the best checkpoint and every n-th are kept beside the newest", "[res
   CHECK(steps_to_delete({50, 40}, {.newest = 3}, -1).empty());
 
   const Runs r;
-  // This learning rate ruins the model after a good beginning, so the best checkpoint comes early.
+  // With this learning rate the loss falls at first and then diverges, so the best checkpoint comes
+  // early.
   const std::vector<std::string> options{
       "--train.steps=24",         "--train.eval_interval=4",    "--checkpoint.interval=10",
       "--checkpoint.keep=1",      "--checkpoint.keep_every=10", "--checkpoint.keep_best=true",
@@ -228,7 +230,7 @@ TEST_CASE("a validation loss that is not a number does not stay the best", "[res
   const Runs r;
   REQUIRE(r.train({"--train.steps=20", "--train.pause_at=5"}).code == 75);
 
-  // As if the evaluation before the first step had overflowed.
+  // Change the state as if the evaluation before the first step had overflowed.
   const fs::path checkpoint = find_checkpoint(r / "runs/tiny");
   RunState state = read_state(checkpoint);
   REQUIRE(state.best_step == 0);

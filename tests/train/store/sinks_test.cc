@@ -1,5 +1,5 @@
-// Tests what runs write beside checkpoints: CSV files, TensorBoard events and layer statistics,
-// which are cut back like metrics.jsonl.
+// Tests of the CSV files, TensorBoard events and layer statistics that runs write. These are cut
+// back like metrics.jsonl.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -75,7 +75,7 @@ TEST_CASE("curves are read again when a resumed run has passed their length", "[
   CHECK(loss.steps == std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
   CHECK(std::count(loss.values.begin(), loss.values.end(), 5) == 3);
 
-  // As long as before, with other values.
+  // The file has the same length as before, but other values.
   write_file(f / "metrics.jsonl", lines(1, 3, "5") + lines(4, 12, "3.25"));
   CHECK(curves.read());
   CHECK(curves.series.at("loss").values.back() == 3.25);
@@ -139,7 +139,7 @@ std::vector<int64_t> event_steps(const std::string& file) {
   for (size_t at = 0; at < file.size();) {
     uint64_t length = 0;
     std::memcpy(&length, file.data() + at, 8);
-    size_t p = at + 12 + 9;  // behind the time
+    size_t p = at + 12 + 9;  // after the time
     if (file[p] == 0x10) {
       int64_t step = 0;
       int shift = 0;
@@ -215,7 +215,7 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
   double bytes = 0;
   for (const TensorEntry& entry : model.tensors()) bytes += static_cast<double>(entry.bytes.size());
   for (const double value : parameters->values)
-    CHECK(value == Approx(1.15 * bytes).epsilon(0.15));  // and the unused ends of their blocks
+    CHECK(value == Approx(1.15 * bytes).epsilon(0.15));  // plus the unused ends of their blocks
   CHECK(cells(f / "whole/metrics.csv", 3).at(0) == "step,updates,loss");
 
   // The event with the file's version comes first and only once, also after a resume.

@@ -6,7 +6,7 @@
 namespace lathe::test {
 
 /// A bigram model: the logits after token i are table[i] head^T. `table_`, `head_`: [V, C].
-/// `headed_`: what has_head() returns. `trained`: whether both are parameters.
+/// `headed_`: the value that has_head() returns. `trained`: whether both tensors are parameters.
 struct Bigrams : Model {
   Variable table, head;
   bool headed;

@@ -1,4 +1,4 @@
-// Distillation: its loss against LibTorch's, and whole runs.
+// Tests of distillation: compares its loss with LibTorch's, and tests whole runs.
 #include "autograd/engine.h"
 #include "core/io/json.h"
 #include "tests/support/process.h"
@@ -121,7 +121,7 @@ TEST_CASE("a student approaches its teacher, and resumes to the same bits", "[di
           {"distill.mix"});
   CHECK(!fs::exists(f / "new"));
 
-  // A teacher that was trained further is another teacher.
+  // A teacher that was trained further counts as a different teacher.
   ran({"train", "tiny.toml", "--train.out_dir=teacher", "--optim.lr=1e-2", "--train.steps=41"});
   refused(student("whole", {"--train.steps=50"}), Exit::checkpoint, {"distill.teacher"});
   ran(student("new", {"--train.steps=50"}));  // the control

@@ -1,4 +1,4 @@
-// Direct preference optimization: its loss against LibTorch's, and whole runs.
+// Tests of direct preference optimization: compares its loss with LibTorch's, and tests whole runs.
 #include "autograd/engine.h"
 #include "core/io/json.h"
 #include "nn/layers/linear.h"
@@ -147,10 +147,11 @@ TEST_CASE("a run learns to prefer chosen answers, and resumes to the same bits",
   dpo_in(f, {"train", "dpo.toml", "--train.out_dir=parts"});
   CHECK(difference(f / "whole", f / "parts") == "");
 
-  // Several processes, each with its own reference.
+  // Train with several processes, each with its own reference.
   dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml", "--train.out_dir=two"});
   CHECK(difference(f / "whole", f / "two") == "");
-  // With tensor parallelism each process has the whole reference. Sums have another order.
+  // With tensor parallelism each process has the whole reference. Sums are computed in another
+  // order.
   dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml", "--train.out_dir=cut",
              "--dist.tensor=2"});
   const Json cut = parse_json(dpo_in(f, {"eval", "cut"}).out, "", Exit::internal);

@@ -1,4 +1,4 @@
-// Text generation: sampling a token from logits, the key/value cache, stops, prompts and
+// Tests of text generation: sampling a token from logits, the key/value cache, stops, prompts and
 // conversations.
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
@@ -86,7 +86,7 @@ TEST_CASE("min_p keeps tokens with at least that share of the likeliest one's pr
   CHECK(reached({.temperature = 1, .min_p = 0.5}) == std::set<int64_t>{0, 1});
   CHECK(reached({.temperature = 1, .min_p = 1}) == std::set<int64_t>{0});
   CHECK(reached({.temperature = 2, .min_p = 0.5}) ==
-        std::set<int64_t>{0, 1, 2});  // after the temperature
+        std::set<int64_t>{0, 1, 2});  // min_p applies after the temperature
   CHECK(reached({.temperature = 1, .top_k = 2, .min_p = 0.2}) == std::set<int64_t>{0, 1});
   // Probabilities are relative to the kept tokens: of 1 and 0.5 the first has two thirds.
   CHECK(sample_token(logits, {.temperature = 1, .min_p = 0.5}, 0.66) == 0);
@@ -138,7 +138,7 @@ std::vector<Tested> tested() {
   l.tie_weights = false;
   all.push_back({.name = "llama of one head of keys", .model = model_of<Llama>(l), .context = 72});
 
-  // Windows within a block of attention and beyond it, layers without positions, and caps.
+  // Windows smaller and larger than a block of attention, layers without positions, and softcaps.
   l.n_kv_head = 2;
   l.n_head = 6;
   l.head_dim = 0;
@@ -218,7 +218,7 @@ TEST_CASE("a cache knows how many tokens of each text it has seen", "[generate]"
   CHECK(cache.length(1) == 4);
   cache.truncate(1, 2);
   CHECK(cache.length(1) == 2);
-  cache.truncate(1, 7);  // it never makes a text longer
+  cache.truncate(1, 7);  // truncate() never makes a text longer
   CHECK(cache.length(1) == 2);
 }
 
@@ -266,7 +266,7 @@ TEST_CASE("without Lathe's kernels, and in bfloat16, the cache changes results o
         if (kernels && dtype == at::kFloat) continue;
         INFO(t.name << " in " << dtype << (kernels ? "" : ", ATen's kernels"));
         use_kernels(kernels);
-        // Only two tokens each, so that a different choice hardly changes the text.
+        // Generate only two tokens per text, so that rounding rarely changes which token is chosen.
         GenerateOptions w{
             .context = t.context, .tokens = 2, .sampling = {.temperature = 0}, .compute = dtype};
         const auto [ids, p] = write(*t.model, {prompts[1], prompts[3]}, w);
@@ -387,7 +387,7 @@ TEST_CASE(
   };
   CHECK(loss("a.txt") == loss("b.txt"));
 
-  // The tokens of a stop text are left out like its bytes. Each token is a byte.
+  // The tokens of a stop text are left out of the output, as are its bytes. Each token is a byte.
   const std::string until = out({"--prompt=the ", "--stop=" + stop, "--logprobs=true"});
   CHECK(std::count(until.begin(), until.end(), '\n') ==
         static_cast<ptrdiff_t>(whole.find(stop, 4)) - 4);

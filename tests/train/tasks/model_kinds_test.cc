@@ -1,4 +1,4 @@
-// Trains every model kind but the GPT: each resumes as exactly as the GPT.
+// Trains every model kind except the GPT, and tests that each resumes to the bit.
 #include "tests/support/kinds.h"
 #include "train/store/checkpoint.h"
 
@@ -48,7 +48,7 @@ TEST_CASE("every kind learns, stops and resumes with the same bits, in each prec
       CHECK(end.contains(kind.data == "text" ? "tokens" : "samples"));
       if (kind.data == "images") CHECK(end["accuracy"].get<double>() > 0.7);
       if (kind.data == "numbers") CHECK(end.contains("mae"));
-      // What was saved is what was evaluated at the end of training, running statistics included.
+      // The saved model, including its running statistics, is the one that training evaluated last.
       const RunState state = read_state(list_checkpoints(f / "whole").at(0));
       CHECK(end[figure].get<double>() == Approx(*state.val_loss).epsilon(1e-6));
       CHECK(lathe_in(f, {"verify", "whole"}).code == 0);

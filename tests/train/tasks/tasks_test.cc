@@ -38,7 +38,7 @@ std::map<std::string, double> figures(const char* task, const Batch& batch,
 }
 
 TEST_CASE("metrics of an evaluation agree with their definitions", "[tasks]") {
-  // The targets are the likeliest class in three rows, and the second, fifth, sixth and seventh
+  // The target is the likeliest class in three rows, and the second, fifth, sixth or seventh
   // likeliest in one row each.
   const at::Tensor logits = -torch::arange(9, at::kFloat).repeat({7, 1});
   const at::Tensor targets = torch::tensor({0, 0, 0, 1, 4, 5, 6}, at::kLong);
@@ -108,7 +108,7 @@ TEST_CASE("details of an evaluation agree with their definitions", "[tasks]") {
   is_class(1, "green", 6, 2.0 / 3, 2.0 / 3);
   is_class(2, "blue", 0, 0, 0);
   CHECK(all["classes"][2]["recall"] == "nan");
-  facts.outputs = 21;  // their confusion matrix is too wide for a terminal
+  facts.outputs = 21;  // a confusion matrix of 21 classes is too wide for a terminal
   CHECK(!details_of("classification", {at::one_hot(targets, 21).to(at::kFloat), targets}, facts)
              .contains("confusion"));
 
@@ -129,7 +129,7 @@ TEST_CASE("details of an evaluation agree with their definitions", "[tasks]") {
     mean_r2 += r2 / 2;
   }
   CHECK(errors["r2"].get<double>() == Approx(mean_r2));
-  // If all targets are equal, r2 is NaN, however their sums are rounded.
+  // If all targets are equal, r2 is NaN regardless of how their sums are rounded.
   for (int64_t rows = 3; rows < 50; ++rows) {
     const at::Tensor equal = torch::full({rows, 2}, 0.1, at::kDouble);
     const Json of_equal = details_of("regression", {predicted.slice(0, 0, rows), equal}, facts);
@@ -213,7 +213,7 @@ TEST_CASE("wrong keys, and keys that do not fit the data or model, are refused w
       {{"--model.kind=nonsense"},
        {"model.kind = \"nonsense\"", "gpt | llama | rnn | mlp | convnet"}},
       {{"--data.dir=text"}, {"model.kind = \"mlp\"", "tokens", "text"}},
-      {{"--train.task=regression"}, {"images", "classes", "classification"}},
+      {{"--train.task=regression"}, {"images", "classes", "train.task"}},
       {{"--train.task=dance"}, {"train.task = \"dance\"", "auto | language"}},
       {{"--data.fold=1"}, {"data.fold = 1", "data.folds = 0"}},
       {{"--data.folds=1"}, {"data.folds = 1"}},

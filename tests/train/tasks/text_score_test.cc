@@ -71,7 +71,7 @@ TEST_CASE("each token of a text is scored once, given the earlier tokens of its 
 TEST_CASE("after the token that ends documents, the first token is scored too", "[text_score]") {
   const Tokenizer bpe = byte_tokenizer_with({"<|endoftext|>"});
   const auto model = small_model(257);
-  const std::string text = "<|endoftext|>";  // which is text here
+  const std::string text = "<|endoftext|>";  // read as plain text, not as the special token
   const TextScore s = score_text({*model, bpe, context}, text);
   CHECK(s.tokens == 13);
   CHECK(s.bytes == 13);
@@ -101,7 +101,8 @@ TEST_CASE("the likeliest of several endings is chosen, in total and per byte", "
     for (int64_t i = 0; i < 4; ++i) c.endings.push_back(word(1 + (question + 3 * i) % 7));
     if (question % 5 == 0) c.endings[1] = " " + c.endings[1];
 
-    // A space separates the context and an ending, unless one of them has it.
+    // A space separates the context and an ending, unless the context ends or the ending begins
+    // with one.
     std::vector<double> whole, by_byte;
     for (const std::string& ending : c.endings) {
       const bool apart = c.context.empty() || c.context.back() == ' ' || ending[0] == ' ';
@@ -190,7 +191,8 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
   CHECK(answers["questions"] == 2);
   CHECK((answers["accuracy"] == 0.0 || answers["accuracy"] == 0.5 || answers["accuracy"] == 1.0));
 
-  // A context may lose its beginning, but an ending is scored as a whole or not at all.
+  // The beginning of a long context may be cut off, but an ending is scored as a whole or not at
+  // all.
   const auto of_length = [&](size_t length) {
     write_file(f / "long.jsonl", Json{{"context", some + " "},
                                       {"endings", {some.substr(0, length), some.substr(0, 1)}},

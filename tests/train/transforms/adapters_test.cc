@@ -1,4 +1,4 @@
-// Adapters: the layers that get them, and magnitudes (DoRA).
+// Tests of adapters: the layers that get them, and magnitudes (DoRA).
 #include "train/transforms/adapters.h"
 
 #include "autograd/engine.h"

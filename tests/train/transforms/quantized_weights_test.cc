@@ -1,4 +1,4 @@
-// Quantized weights: their error and size, loading, adapters on them, and merging.
+// Tests of quantized weights: their error and size, loading, adapters on them, and merging.
 
 #include <algorithm>
 
@@ -16,8 +16,8 @@ using namespace lathe::test;
 using Format = QuantizedTensor::Format;
 
 TEST_CASE("nf4's levels are quantiles of the normal distribution", "[quantized_weights]") {
-  // QLoRA, section 3: eight quantiles above zero and seven below, up to the quantiles of 0.9677083
-  // and 1 - 0.9677083.
+  // QLoRA, section 3: the levels are eight quantiles above zero and seven below it, up to the
+  // quantiles of 0.9677083 and 1 - 0.9677083.
   const auto quantile = [](double p) {
     return at::erfinv(torch::tensor(2 * p - 1, at::kDouble)).item<double>();
   };
@@ -307,7 +307,7 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
   CHECK_THAT(elsewhere.err, ContainsSubstring("error: other ") && ContainsSubstring("tokenizer"));
   CHECK(!fs::exists(f / "more"));
 
-  // A base that was trained further is another base.
+  // A base that was trained further counts as a different base.
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=base", "--train.steps=41",
                        "--checkpoint.keep=1"})
               .code == 0);
