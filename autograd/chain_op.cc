@@ -63,8 +63,8 @@ at::Tensor run_comparison(const ChainValue& v, const std::vector<Variable>& x) {
 /// Runs the recorded ops one by one. `inputs` are the inputs of the op "fused"; those that backward
 /// does not read are zeros. `kept` has the values of Recorded::kept. They replace the results that
 /// are computed here, since these may depend on the zeros.
-Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs,
-                     const std::vector<Saved>& kept) {
+Variable run_op_by_op(const Recorded& r, const std::vector<Variable>& inputs,
+                      const std::vector<Saved>& kept) {
   const ModeGuard guard;
   mode().compute = at::kFloat;  // the casts of autocast were recorded as ops
   mode().chain = nullptr;
@@ -191,7 +191,7 @@ struct Fused {
     for (size_t i = 0; i < recorded->uses.size(); ++i)
       inputs[i] = Variable(inputs[i].data(), node->next[i]);
     return plain_gradients(inputs, needs, {dy}, [this](const std::vector<Variable>& x) {
-      return std::vector{run_plainly(*recorded, x, values)};
+      return std::vector{run_op_by_op(*recorded, x, values)};
     });
   }
 

@@ -85,11 +85,11 @@ ChainOp chain_op(detail::Comparison op) {
 
 }  // namespace
 
-void detail::leave_chain() { throw LeftChain(); }
+void detail::abandon_chain() { throw ChainAbandoned(); }
 
-void detail::leave_chain_with(std::span<const Variable> inputs) {
+void detail::abandon_chain_if_used(std::span<const Variable> inputs) {
   for (const Variable& v : inputs) {
-    if (v.defined() && mode().chain->has(v)) leave_chain();
+    if (v.defined() && mode().chain->has(v)) abandon_chain();
   }
 }
 
@@ -113,12 +113,12 @@ ChainTrace::ChainTrace(std::span<const Variable> inputs)
   constant_->frozen = true;
 
   for (const Variable& v : inputs) {
-    if (!v.defined()) detail::leave_chain();
+    if (!v.defined()) detail::abandon_chain();
     if (at::is_expandable_to(v.sizes(), sizes_)) continue;
-    if (!at::is_expandable_to(sizes_, v.sizes())) detail::leave_chain();
+    if (!at::is_expandable_to(sizes_, v.sizes())) detail::abandon_chain();
     sizes_ = v.sizes().vec();
   }
-  if (sizes_.empty() || c10::multiply_integers(sizes_) == 0) detail::leave_chain();
+  if (sizes_.empty() || c10::multiply_integers(sizes_) == 0) detail::abandon_chain();
 
   for (const Variable& v : inputs) {
     const bool is_full = v.sizes() == at::IntArrayRef(sizes_) && v.data().is_floating_point();
@@ -134,19 +134,19 @@ std::optional<int> ChainTrace::value_of(const at::Tensor& t) const {
 }
 
 bool ChainTrace::is_per_row(const at::Tensor& t, const Chain::Input& layout) const {
-  if (!has_rows() || !t.is_floating_point() || !splits_alike(calls_, calls_per_row_)) return false;
+  if (!has_rows() || !t.is_floating_point() || !can_use_rows(calls_, calls_per_row_)) return false;
   const Chain::Input per_row = per_row_layout();
   return layout.inner == per_row.inner && layout.size == per_row.size;
 }
 
-/// Returns whether the result of an elementwise op has one element per row. Throws LeftChain if the
-/// result has neither that shape nor the chain's shape.
+/// Returns whether the result of an elementwise op has one element per row. Throws ChainAbandoned
+/// if the result has neither that shape nor the chain's shape.
 bool ChainTrace::gives_one_per_row(std::span<const Variable> inputs, const at::Tensor& mask) const {
   std::vector<int64_t> result;
   for (const Variable& v : inputs) result = at::infer_size(result, v.sizes());
   if (mask.defined()) result = at::infer_size(result, mask.sizes());
   if (result == sizes_) return false;
-  if (!has_rows() || result != per_row_sizes(sizes_)) detail::leave_chain();
+  if (!has_rows() || result != per_row_sizes(sizes_)) detail::abandon_chain();
   return true;
 }
 
@@ -155,18 +155,18 @@ int ChainTrace::add_input(const Variable& v) {
   const auto layout = layout_of(t.sizes(), sizes_);
   const bool fits = is_chain_dtype(t.scalar_type()) || t.scalar_type() == at::kBool;
   if (!layout || !fits || !t.is_cpu() || !t.is_contiguous() || t.numel() == 0)
-    detail::leave_chain();
+    detail::abandon_chain();
 
   for (const ChainInput& input : inputs_) {
     const bool same_edge = is_same_edge(input.variable.edge(), v.edge());
     if (input.variable.data().is_same(t) && same_edge) {
-      if (t._version() != input.version) detail::leave_chain();
+      if (t._version() != input.version) detail::abandon_chain();
       return input.value;
     }
     // Two tensors of one parameter, such as its float32 tensor and its working copy, can't both be
     // inputs: the engine adds all of their gradients to one sum, in an order that a chain would
     // change.
-    if (v.edge() && same_edge) detail::leave_chain();
+    if (v.edge() && same_edge) detail::abandon_chain();
   }
   const bool per_row = is_per_row(t, *layout);
   uses_rows_ = uses_rows_ || per_row;
@@ -177,16 +177,16 @@ int ChainTrace::add_input(const Variable& v) {
 
 int ChainTrace::operand(const Variable& v) {
   if (const auto value = value_of(v.data())) {
-    if (!is_connected(v, *value)) detail::leave_chain();
+    if (!is_connected(v, *value)) detail::abandon_chain();
     return *value;
   }
-  if (!is_chain_dtype(v.dtype())) detail::leave_chain();
+  if (!is_chain_dtype(v.dtype())) detail::abandon_chain();
   return add_input(v);
 }
 
 int ChainTrace::mask(const at::Tensor& t) {
   if (const auto value = value_of(t)) return *value;
-  if (t.scalar_type() != at::kBool) detail::leave_chain();
+  if (t.scalar_type() != at::kBool) detail::abandon_chain();
   return add_input(Variable(t));
 }
 
@@ -215,46 +215,46 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
     // the gradients of that input would be added in another order.
     for (const Variable& v : inputs) {
       for (const ChainInput& input : inputs_) {
-        if (v.edge() && is_same_edge(v.edge(), input.variable.edge())) detail::leave_chain();
+        if (v.edge() && is_same_edge(v.edge(), input.variable.edge())) detail::abandon_chain();
       }
     }
     return {};
   }
-  if (mode().grad != grad_) detail::leave_chain();
+  if (mode().grad != grad_) detail::abandon_chain();
   return add(form, info, inputs);
 }
 
 /// Records whether the chain uses rows and calls ATen's functions once the op is added.
-/// `one_per_row`: the op's operands have one element per row. Throws LeftChain if the op needs
+/// `one_per_row`: the op's operands have one element per row. Throws ChainAbandoned if the op needs
 /// complete rows and these are missing, or if the chain could not combine rows with these calls and
 /// keep ATen's bits.
-void ChainTrace::check_split(ChainOp op, bool one_per_row) {
-  if (needs_rows(op) && (one_per_row || !has_rows())) detail::leave_chain();
+void ChainTrace::update_row_use(ChainOp op, bool one_per_row) {
+  if (needs_rows(op) && (one_per_row || !has_rows())) detail::abandon_chain();
   const bool uses_rows = uses_rows_ || one_per_row || needs_rows(op),
              calls = calls_ || (calls_aten(op) && !one_per_row),
              calls_per_row = calls_per_row_ || (calls_aten(op) && one_per_row);
-  if (uses_rows && !splits_alike(calls, calls_per_row)) detail::leave_chain();
+  if (uses_rows && !can_use_rows(calls, calls_per_row)) detail::abandon_chain();
   uses_rows_ = uses_rows;
   calls_ = calls;
   calls_per_row_ = calls_per_row;
 }
 
 /// Returns whether the chain may use rows together with these calls of ATen's functions.
-bool ChainTrace::splits_alike(bool calls, bool calls_per_row) const {
+bool ChainTrace::can_use_rows(bool calls, bool calls_per_row) const {
   return rows_split_alike(per_row_layout().size, sizes_.back(), calls, calls_per_row);
 }
 
-/// Throws LeftChain if a value that is computed from operands a and b (-1: there is no b) could
-/// have other bits in a chain than outside of it.
+/// Throws ChainAbandoned if a value that is computed from operands a and b (-1: there is no b)
+/// could have other bits in a chain than outside of it.
 void ChainTrace::check_operands(const ChainForm& form, int a, int b, bool one_per_row) const {
-  if (one_per_row && form.mask.defined()) detail::leave_chain();  // masks are never per row
+  if (one_per_row && form.mask.defined()) detail::abandon_chain();  // masks are never per row
   bool is_low = true;
   for (const int value : {a, b}) {
     if (value < 0) continue;
     const ChainValue& v = formula_[value];
-    if (one_per_row && !v.per_row) detail::leave_chain();
+    if (one_per_row && !v.per_row) detail::abandon_chain();
     // The kernels for rows support only float32.
-    if (needs_rows(form.op) && v.dtype != at::kFloat) detail::leave_chain();
+    if (needs_rows(form.op) && v.dtype != at::kFloat) detail::abandon_chain();
     is_low = is_low && v.dtype == at::kBFloat16;
   }
   for (const int value : {a, b}) {
@@ -262,7 +262,7 @@ void ChainTrace::check_operands(const ChainForm& form, int a, int b, bool one_pe
     // which a chain does not have.
     if (value < 0 || one_per_row || !is_low) continue;
     const ChainValue& v = formula_[value];
-    if (v.per_row && v.needs_grad && v.op != ChainOp::input) detail::leave_chain();
+    if (v.per_row && v.needs_grad && v.op != ChainOp::input) detail::abandon_chain();
   }
 }
 
@@ -272,22 +272,23 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
   // has lower priority than one with dims.
   for (const Variable& v : inputs) {
     if (v.dtype() != inputs[0].dtype() && (v.dim() == 0 || form.op == ChainOp::select))
-      detail::leave_chain();
+      detail::abandon_chain();
   }
-  if (inputs[0].dim() == 0 && inputs.back().dtype() != inputs[0].dtype()) detail::leave_chain();
-  if (form.op == ChainOp::pow && form.number == 0) detail::leave_chain();
-  if (form.op == ChainOp::fill && !can_fill(form.number, inputs[0].dtype())) detail::leave_chain();
-  if (form.dtype && !is_chain_dtype(*form.dtype)) detail::leave_chain();
+  if (inputs[0].dim() == 0 && inputs.back().dtype() != inputs[0].dtype()) detail::abandon_chain();
+  if (form.op == ChainOp::pow && form.number == 0) detail::abandon_chain();
+  if (form.op == ChainOp::fill && !can_fill(form.number, inputs[0].dtype()))
+    detail::abandon_chain();
+  if (form.dtype && !is_chain_dtype(*form.dtype)) detail::abandon_chain();
   const ChainOp op = form.op == ChainOp::rsqrt && inputs[0].dtype() == at::kFloat
                          ? ChainOp::inverse_root
                          : with_kernel(form.op);
   const bool one_per_row = gives_one_per_row(inputs, form.mask);
-  check_split(op, one_per_row);
+  update_row_use(op, one_per_row);
 
   // Whether ATen's gelu() computes the op.
   const bool is_gelu = op == ChainOp::gelu || op == ChainOp::gelu_exact;
-  if (is_gelu && one_per_row) detail::leave_chain();  // ATen divides so few elements differently
-  if (is_gelu && !gelu_splits_alike(c10::multiply_integers(sizes_))) detail::leave_chain();
+  if (is_gelu && one_per_row) detail::abandon_chain();  // ATen divides so few elements differently
+  if (is_gelu && !gelu_splits_alike(c10::multiply_integers(sizes_))) detail::abandon_chain();
 
   const int a = operand(inputs[0]), b = inputs.size() > 1 ? operand(inputs[1]) : -1;
   check_operands(form, a, b, one_per_row);
@@ -320,11 +321,11 @@ at::Tensor ChainTrace::compare(ChainOp op, const detail::Operand& a, const detai
   if (!is_mine(a) && !is_mine(b)) return {};
   // Chains do not support a number on the left, a tensor without dims, or a mask with one element
   // per row. All are rare.
-  if (!a.variable.defined() || a.variable.dim() == 0) detail::leave_chain();
+  if (!a.variable.defined() || a.variable.dim() == 0) detail::abandon_chain();
   const Variable& other = b.variable.defined() ? b.variable : a.variable;
-  if (gives_one_per_row(std::array{a.variable, other}, {})) detail::leave_chain();
+  if (gives_one_per_row(std::array{a.variable, other}, {})) detail::abandon_chain();
   if (!b.variable.defined()) return stand_in(formula_.add(op, operand(a.variable), -1, b.number));
-  if (b.variable.dim() == 0) detail::leave_chain();
+  if (b.variable.dim() == 0) detail::abandon_chain();
   const int left = operand(a.variable), right = operand(b.variable);
   return stand_in(formula_.add(op, left, right));
 }
@@ -332,13 +333,13 @@ at::Tensor ChainTrace::compare(ChainOp op, const detail::Operand& a, const detai
 int ChainTrace::result(const Variable& y) const {
   const auto value = y.defined() ? value_of(y.data()) : std::nullopt;
   if (!value || formula_[*value].op == ChainOp::input || formula_[*value].dtype == at::kBool)
-    detail::leave_chain();
-  if (!is_connected(y, *value)) detail::leave_chain();
+    detail::abandon_chain();
+  if (!is_connected(y, *value)) detail::abandon_chain();
   for (const auto& [tensor, of] : stand_ins_) {
-    if (tensor._version() != 0) detail::leave_chain();
+    if (tensor._version() != 0) detail::abandon_chain();
   }
   for (const ChainInput& input : inputs_) {
-    if (input.variable.data()._version() != input.version) detail::leave_chain();
+    if (input.variable.data()._version() != input.version) detail::abandon_chain();
   }
   return *value;
 }

@@ -19,12 +19,12 @@ namespace lathe {
 
 /// Thrown to end a recording that can't become a chain; the ops then run one by one. It is not a
 /// std::exception, so that the recorded function does not catch it by mistake.
-struct LeftChain {};
+struct ChainAbandoned {};
 
 namespace detail {
 
-/// Throws LeftChain.
-[[noreturn]] void leave_chain();
+/// Throws ChainAbandoned.
+[[noreturn]] void abandon_chain();
 /// Records a comparison and returns a placeholder for its mask. Returns an undefined tensor if
 /// neither operand is a value of the chain that is being recorded.
 at::Tensor compare_in_chain(Comparison op, const Operand& a, const Operand& b);
@@ -32,15 +32,15 @@ at::Tensor compare_in_chain(Comparison op, const Operand& a, const Operand& b);
 }  // namespace detail
 
 /// Records the ops that a function runs on given inputs as a formula. While it records
-/// (Mode::chain), ops return placeholder tensors without memory. Throws LeftChain for anything that
-/// a chain can't contain: ops that are neither elementwise nor ops on rows (needs_rows()), results
-/// that do not have the common shape of the inputs, values of other dtypes than float32, bfloat16
-/// and (for masks) bool, inputs that are not contiguous CPU tensors, and changes in place. As an
-/// exception to the common shape, sums and means of rows have a last dim of 1, and so do the
+/// (Mode::chain), ops return placeholder tensors without memory. Throws ChainAbandoned for anything
+/// that a chain can't contain: ops that are neither elementwise nor ops on rows (needs_rows()),
+/// results that do not have the common shape of the inputs, values of other dtypes than float32,
+/// bfloat16 and (for masks) bool, inputs that are not contiguous CPU tensors, and changes in place.
+/// As an exception to the common shape, sums and means of rows have a last dim of 1, and so do the
 /// results of elementwise ops on such values alone.
 class ChainTrace {
  public:
-  /// Prepares to record a function of these inputs. Throws LeftChain.
+  /// Prepares to record a function of these inputs. Throws ChainAbandoned.
   explicit ChainTrace(std::span<const Variable> inputs);
   virtual ~ChainTrace() = default;
   ChainTrace(ChainTrace&&) = default;
@@ -49,14 +49,14 @@ class ChainTrace {
   /// that have the common shape, and the other inputs unchanged.
   const std::vector<Variable>& arguments() const { return arguments_; }
   /// Records an op, and returns its result. Returns an undefined Variable if none of the inputs was
-  /// recorded in the chain; the op then runs as usual. Throws LeftChain.
+  /// recorded in the chain; the op then runs as usual. Throws ChainAbandoned.
   Variable record(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
   /// Records a comparison; see detail::compare_in_chain.
   at::Tensor compare(ChainOp op, const detail::Operand& a, const detail::Operand& b);
   /// Returns whether v is a placeholder for a value of this chain.
   bool has(const Variable& v) const { return value_of(v.data()).has_value(); }
-  /// Returns the index of the value `y` that the function returned. Throws LeftChain if the chain
-  /// can't compute that value, or if a value or an input was changed in place.
+  /// Returns the index of the value `y` that the function returned. Throws ChainAbandoned if the
+  /// chain can't compute that value, or if a value or an input was changed in place.
   int result(const Variable& y) const;
 
   const ChainFormula& formula() const { return formula_; }
@@ -74,7 +74,7 @@ class ChainTrace {
   explicit ChainTrace(at::IntArrayRef sizes);
 
   /// Adds an op whose operands are values of the chain or become inputs, and returns its result.
-  /// Throws LeftChain.
+  /// Throws ChainAbandoned.
   Variable add(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
   /// Returns a tensor that stands for a value until it is computed.
   virtual at::Tensor stand_in(int value);
@@ -91,8 +91,8 @@ class ChainTrace {
 
  private:
   bool is_per_row(const at::Tensor& t, const Chain::Input& layout) const;
-  void check_split(ChainOp op, bool one_per_row);
-  bool splits_alike(bool calls, bool calls_per_row) const;
+  void update_row_use(ChainOp op, bool one_per_row);
+  bool can_use_rows(bool calls, bool calls_per_row) const;
   bool gives_one_per_row(std::span<const Variable> inputs, const at::Tensor& mask) const;
   std::optional<int> value_of(const at::Tensor& t) const;
   void check_operands(const ChainForm& form, int a, int b, bool one_per_row) const;

@@ -291,7 +291,7 @@ Variable record_or_run(const std::optional<ChainForm>& form, const OpInfo& info,
                        std::span<const Variable> inputs) {
   if (mode().chain != nullptr) {
     if (form) return mode().chain->record(*form, info, inputs);
-    leave_chain_with(inputs);
+    abandon_chain_if_used(inputs);
     return {};
   }
   Variable y = form ? mode().deferred->record(*form, info, inputs) : Variable();
@@ -368,7 +368,7 @@ Variable DeferOps::record_on_cpu(const ChainForm& form, const OpInfo& info,
   if (!trace_) trace_ = std::make_unique<DeferredTrace>(sizes);
   try {
     return trace_->record(form, info, inputs);
-  } catch (const LeftChain&) {
+  } catch (const ChainAbandoned&) {
     return {};  // it runs immediately
   }
 }

@@ -25,11 +25,11 @@ class DeferOps : public ModeGuard {
  public:
   /// Ops whose results have fewer elements run immediately: recording them would cost more than
   /// fusing them saves.
-  static constexpr int64_t least_elements = 16384;
+  static constexpr int64_t min_deferred_elements = 16384;
 
   /// Defers ops whose results have at least `least` elements, except ops that read one of
   /// `changing`. `least` must be at least 1.
-  explicit DeferOps(int64_t least = least_elements, std::vector<at::Tensor> changing = {});
+  explicit DeferOps(int64_t least = min_deferred_elements, std::vector<at::Tensor> changing = {});
   /// Drops the ops that have not run, whose results then have no elements.
   ~DeferOps();
   DeferOps(const DeferOps&) = delete;
@@ -86,7 +86,7 @@ FusionCount fusion_count();
 template <std::invocable F>
 auto deferred(const F& f, std::vector<at::Tensor> changing = {})
     -> std::decay_t<std::invoke_result_t<const F&>> {
-  detail::DeferOps ops(detail::DeferOps::least_elements, std::move(changing));
+  detail::DeferOps ops(detail::DeferOps::min_deferred_elements, std::move(changing));
   auto result = f();
   ops.compute();
   return result;

@@ -319,7 +319,7 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
     for (size_t i = 0; i < list.size(); ++i) {
       if (i != first && i != second) others.push_back(list[i].labels);
     }
-    return wanted_by(b.out, others);
+    return unsummed_labels(b.out, others);
   };
 
   // First sum over indices that are in only one operand and not in the result, so that the matrix
@@ -376,7 +376,7 @@ EinsumPlan einsum_plan(const std::string& equation,
     for (size_t j = 0; j < labels.size(); ++j) {
       if (j != i) others.push_back(labels[j]);
     }
-    const Labels wanted = wanted_by(b.out, others);
+    const Labels wanted = unsummed_labels(b.out, others);
     std::erase_if(labels[i], [&](int l) { return !has(wanted, l); });
   }
   return plan_products(labels, b.out, b.sizes);

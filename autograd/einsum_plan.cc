@@ -107,7 +107,7 @@ class Planner {
       for (size_t i = 0; i < list.size(); ++i) {
         if (i != next.first && i != next.second) rest.push_back(list[i]);
       }
-      const Labels wanted = wanted_by(out_, rest);
+      const Labels wanted = unsummed_labels(out_, rest);
       for (const size_t i : {next.first, next.second}) {
         for (const int l : list[i]) {
           if (has(wanted, l) && !has(made, l)) made.push_back(l);

@@ -20,7 +20,7 @@ inline bool has(const Labels& labels, int l) {
 
 /// Returns the indices that must not be summed yet: those of the result and of the other operands.
 template <class Lists>
-Labels wanted_by(const Labels& out, const Lists& others) {
+Labels unsummed_labels(const Labels& out, const Lists& others) {
   Labels wanted = out;
   for (const auto& o : others) wanted.insert(wanted.end(), o.begin(), o.end());
   return wanted;

@@ -32,7 +32,7 @@ bool is_view(const at::Tensor& t) {
 
 }  // namespace
 
-std::string tensor_facts(const at::Tensor& t) {
+std::string describe_tensor(const at::Tensor& t) {
   std::string text = describe(t);
   if (!t.defined()) return text;
   text += ", strides " + describe(t.strides()) +
@@ -50,8 +50,8 @@ std::string tensor_facts(const at::Tensor& t) {
                     holders == 1 ? " tensor holds" : " tensors hold");
 }
 
-std::string tensor_facts(const Variable& x) {
-  std::string text = tensor_facts(x.data());
+std::string describe_tensor(const Variable& x) {
+  std::string text = describe_tensor(x.data());
   if (!x.defined()) return text;
   if (const Leaf* leaf = x.as_leaf())
     return text + (leaf->frozen ? "; frozen parameter" : "; parameter") +
@@ -63,7 +63,7 @@ std::string tensor_facts(const Variable& x) {
   return text + of;
 }
 
-bool shares_memory(const at::Tensor& a, const at::Tensor& b) {
+bool may_share_memory(const at::Tensor& a, const at::Tensor& b) {
   if (!has_storage(a) || !has_storage(b) || a.numel() == 0 || b.numel() == 0 ||
       a.storage().unsafeGetStorageImpl() != b.storage().unsafeGetStorageImpl())
     return false;

@@ -36,7 +36,7 @@ std::optional<TracedFunction> traced(std::span<const Variable> inputs,
     }
     const int result = trace.result(fn(trace.arguments()));
     found.emplace(std::move(trace), result);
-  } catch (const LeftChain&) {
+  } catch (const ChainAbandoned&) {
     // It runs op by op.
   } catch (const std::exception&) {
     // For example, fn read a value, which traced tensors do not have. The caller runs fn again, op

@@ -98,7 +98,7 @@ struct Node : std::enable_shared_from_this<Node> {
   virtual void drop_saved() {}
   /// Returns whether the op can compute its result from the tensors that it saved other than its
   /// inputs (see result() in op.h).
-  virtual bool rebuilds_result() const { return false; }
+  virtual bool can_rebuild_result() const { return false; }
   /// Calls `visit` with each tensor that the op keeps. `visit` may change it.
   virtual void visit_saved(const SavedVisit&) {}
   /// Returns this node if it is a leaf, else null.

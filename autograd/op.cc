@@ -64,7 +64,7 @@ Saved::Saved(const Saved& other)
   if (saved_visit != nullptr) (*saved_visit)(*this);
 }
 
-at::Tensor Saved::give_input(std::span<const Variable> inputs) {
+at::Tensor Saved::detach_input(std::span<const Variable> inputs) {
   const auto i = static_cast<size_t>(index_);
   if (place_ != Place::input || i >= inputs.size() || !tensor_.is_same(inputs[i].data())) return {};
   if (!tensor_.defined() || tensor_._version() != version_) return {};
@@ -72,7 +72,7 @@ at::Tensor Saved::give_input(std::span<const Variable> inputs) {
   return std::exchange(tensor_, {});
 }
 
-void Saved::take_input(std::span<const Variable> inputs) {
+void Saved::reattach_input(std::span<const Variable> inputs) {
   if (!std::exchange(given_, false)) return;
   tensor_ = inputs[static_cast<size_t>(index_)].data();
   version_ = tensor_._version();

@@ -148,10 +148,10 @@ class Saved {
   /// Returns the tensor without the checks of data().
   const at::Tensor& kept() const { return tensor_; }
   /// Hands over the tensor if it is the input of the op that this slot is for, so that
-  /// take_input() can restore it; else returns an undefined tensor.
-  at::Tensor give_input(std::span<const Variable> inputs);
-  /// Restores the tensor that give_input() handed over, from the op's inputs in a later run.
-  void take_input(std::span<const Variable> inputs);
+  /// reattach_input() can restore it; else returns an undefined tensor.
+  at::Tensor detach_input(std::span<const Variable> inputs);
+  /// Restores the tensor that detach_input() handed over, from the op's inputs in a later run.
+  void reattach_input(std::span<const Variable> inputs);
   /// Replaces the tensor by a packed one; unpack() does the reverse.
   void pack(std::shared_ptr<const PackedTensor> packed);
   void unpack();
@@ -164,7 +164,7 @@ class Saved {
   std::shared_ptr<const PackedTensor> packed_;
   int64_t version_ = 0;
   Place place_ = Place::inside;
-  bool given_ = false;  // its tensor is an input that take_input() restores
+  bool given_ = false;  // its tensor is an input that reattach_input() restores
   int index_ = 0;
 };
 

@@ -76,15 +76,15 @@ bool needs_node(std::span<const Variable> inputs);
 /// Connects a new node to the nodes of its inputs.
 void link(Node& node, std::span<const Variable> inputs);
 
-/// Throws LeftChain if one of `inputs` belongs to the chain that fused() records. Called for an op
-/// that a chain can't contain.
-void leave_chain_with(std::span<const Variable> inputs);
+/// Throws ChainAbandoned if one of `inputs` belongs to the chain that fused() records. Called for
+/// an op that a chain can't contain.
+void abandon_chain_if_used(std::span<const Variable> inputs);
 
 /// Records an op of a function that fused() runs, or an op that deferred() runs later, and returns
 /// its result. `form` is the op's form in a chain, if it has one. Returns an undefined Variable if
-/// the op must run now; the deferred ops have run by then. Throws LeftChain if the chain of fused()
-/// can't contain the op and has one of its inputs. Must be called only while mode().chain or
-/// mode().deferred is set.
+/// the op must run now; the deferred ops have run by then. Throws ChainAbandoned if the chain of
+/// fused() can't contain the op and has one of its inputs. Must be called only while mode().chain
+/// or mode().deferred is set.
 Variable record_or_run(const std::optional<ChainForm>& form, const OpInfo& info,
                        std::span<const Variable> inputs);
 
@@ -204,7 +204,7 @@ struct OpNode final : Node {
     recomputed.reset();
   }
   void drop_saved() override { op_.reset(); }
-  bool rebuilds_result() const override {
+  bool can_rebuild_result() const override {
     if constexpr (requires(const Op& op) { op.result(); }) return op_ && op_->has_result();
     return false;
   }
@@ -214,7 +214,7 @@ struct OpNode final : Node {
   /// Moves out the op, which a recomputation kept without the tensors of its inputs, and restores
   /// those tensors from `inputs`.
   Op take_kept(std::span<const Variable> inputs) {
-    Op op = visited_copy([&](Saved& saved) { saved.take_input(inputs); });
+    Op op = visited_copy([&](Saved& saved) { saved.reattach_input(inputs); });
     op_.reset();
     return op;
   }
@@ -486,7 +486,7 @@ auto apply(Op op, const std::vector<Variable>& given) {
   // forward() below reads the values of its inputs, so none of them may be a placeholder of a chain
   // or a deferred result.
   if (mode().chain != nullptr) [[unlikely]]
-    detail::leave_chain_with(inputs);
+    detail::abandon_chain_if_used(inputs);
   if (detail::has_deferred_ops) [[unlikely]]
     detail::compute_deferred();
 

@@ -15,7 +15,7 @@ class QuantizedTensor;
 struct Precision {
   at::ScalarType grad_dtype;  ///< dtype of the parameter's gradient
   at::Tensor low;  ///< the low-precision working copy that ops read under autocast, or undefined
-  int64_t low_of = 0;  ///< the version of the parameter that was copied into `low`
+  int64_t low_version = 0;  ///< the version of the parameter that was copied into `low`
   std::shared_ptr<const QuantizedTensor>
       quantized;  ///< the frozen values of a linear layer's weight, whose tensor then has a shape
                   ///< but no storage; else null
@@ -27,7 +27,7 @@ struct Precision {
   /// Copies the parameter into `low` if it was changed since `low` was written.
   void refresh_low(const at::Tensor& parameter);
   /// Marks `low` as equal to the current parameter.
-  void low_is_current(const at::Tensor& parameter) { low_of = parameter._version(); }
+  void mark_low_current(const at::Tensor& parameter) { low_version = parameter._version(); }
 };
 
 }  // namespace lathe

@@ -55,7 +55,7 @@ void Recomputation::append(const std::shared_ptr<Node>& node, std::span<const Va
     held.versions.push_back(version_of(Variable(t)));
   }
   node->visit_saved([&](Saved& saved) {
-    if (at::Tensor input = saved.give_input(inputs); input.defined())
+    if (at::Tensor input = saved.detach_input(inputs); input.defined())
       held.inputs.push_back(std::move(input));
     else if (saved.defined())
       held.inside.push_back(saved.kept());
@@ -235,7 +235,7 @@ std::optional<RecomputePolicy> recompute_policy(std::string_view name) {
   return RecomputePolicy(first, last);
 }
 
-size_t blocks_of_group(RecomputePolicy policy, size_t n) {
+size_t blocks_per_group(RecomputePolicy policy, size_t n) {
   if (policy.kind != RecomputePolicy::sqrt) return 1;
   return std::max<size_t>(static_cast<size_t>(std::ceil(std::sqrt(static_cast<double>(n)))), 1);
 }

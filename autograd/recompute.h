@@ -212,7 +212,7 @@ std::optional<RecomputePolicy> recompute_policy(std::string_view name);
 
 /// Returns the number of blocks in one recomputation: 1, or ceil(sqrt(n)) for `sqrt`. The last
 /// group may be smaller.
-size_t blocks_of_group(RecomputePolicy policy, size_t n);
+size_t blocks_per_group(RecomputePolicy policy, size_t n);
 
 namespace detail {
 
@@ -255,7 +255,7 @@ X run_some_blocks(size_t first, size_t last, size_t n, X x, const F& f) {
 
   // Within a group that is recomputed, each block is recomputed separately, so that only the
   // activations of one block and the inputs of the others are in memory at the same time.
-  const size_t group = blocks_of_group(policy, n);
+  const size_t group = blocks_per_group(policy, n);
   if (keeps_all || group == 1) {
     Selection selection;
     const bool is_selective = policy.kind == RecomputePolicy::selective;

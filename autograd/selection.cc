@@ -115,7 +115,7 @@ void Recomputation::select(Selection& selection) {
     const auto node = entries_[held.entry].node.lock();
     const double flops = held.forward.matmul + held.forward.other;
     if (!may_keep(held.forward) || !node || is_changed(held)) continue;
-    if (node->rebuilds_result()) held.outputs.clear();
+    if (node->can_rebuild_result()) held.outputs.clear();
     const double bytes = blocks.cost(held.inside, held.outputs, /*keep=*/false);
     candidates.push_back({&held, flops / std::max(bytes, 1.0)});
   }

@@ -52,7 +52,7 @@ at::Tensor TensorCut::join(const std::vector<at::Tensor>& all) const {
   return at::cat(pieces, dim);
 }
 
-std::vector<int64_t> TensorCut::flat_cuts(at::IntArrayRef sizes) const {
+std::vector<int64_t> TensorCut::flat_part_offsets(at::IntArrayRef sizes) const {
   std::vector<int64_t> cuts{0};
   for (int64_t p = 0; p < parts; ++p)
     cuts.push_back(cuts.back() + c10::multiply_integers(part_sizes(sizes, p)));
@@ -60,7 +60,7 @@ std::vector<int64_t> TensorCut::flat_cuts(at::IntArrayRef sizes) const {
 }
 
 at::Tensor TensorCut::join_flat(const at::Tensor& flat, at::IntArrayRef sizes) const {
-  const std::vector<int64_t> cuts = flat_cuts(sizes);
+  const std::vector<int64_t> cuts = flat_part_offsets(sizes);
   std::vector<at::Tensor> all;
   for (int64_t p = 0; p < parts; ++p) {
     const auto at = static_cast<size_t>(p);

@@ -33,9 +33,9 @@ struct TensorCut {
   at::Tensor join(const std::vector<at::Tensor>& all) const;
   /// Returns parts + 1 offsets: the elements of part p are [offset[p], offset[p + 1]) of a flat
   /// tensor in which all parts follow each other. `sizes`: those of any part's tensor.
-  std::vector<int64_t> flat_cuts(at::IntArrayRef sizes) const;
-  /// Returns the whole tensor from a flat tensor of all parts (see flat_cuts()). `sizes`: those of
-  /// any part's tensor.
+  std::vector<int64_t> flat_part_offsets(at::IntArrayRef sizes) const;
+  /// Returns the whole tensor from a flat tensor of all parts (see flat_part_offsets()). `sizes`:
+  /// those of any part's tensor.
   at::Tensor join_flat(const at::Tensor& flat, at::IntArrayRef sizes) const;
 };
 

@@ -72,7 +72,7 @@ template <class Hook>
 HookHandle add_hook(const std::shared_ptr<Node>& node, std::vector<std::shared_ptr<Hook>>& hooks,
                     Hook hook) {
   if (mode().chain != nullptr) [[unlikely]]
-    detail::leave_chain();  // the nodes within a chain have no hooks
+    detail::abandon_chain();  // the nodes within a chain have no hooks
   const bool is_replayed = mode().replaying != nullptr;
   HookHandle handle;
   if (is_replayed) {
@@ -141,13 +141,13 @@ Variable Variable::index(const std::vector<Index>& indices) const {
 
 void Precision::copy_low(const at::Tensor& parameter, at::ScalarType dtype) {
   low = parameter.to(dtype, /*non_blocking=*/false, /*copy=*/true);
-  low_is_current(parameter);
+  mark_low_current(parameter);
 }
 
 void Precision::refresh_low(const at::Tensor& parameter) {
-  if (!low.defined() || low_of == parameter._version()) return;
+  if (!low.defined() || low_version == parameter._version()) return;
   low.copy_(parameter);
-  low_is_current(parameter);
+  mark_low_current(parameter);
 }
 
 Variable operator+(const Variable& a, const Variable& b) { return add(a, b); }
@@ -219,7 +219,7 @@ void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary) {
   const bool is_number = !b.variable.defined();
   if (!mode().grad || !(a.requires_grad() || b.variable.requires_grad())) {
     if (mode().chain != nullptr) [[unlikely]]
-      leave_chain_with(std::array{a, b.variable});
+      abandon_chain_if_used(std::array{a, b.variable});
     with_named_error("in-place arithmetic", a, b, [&] {
       if (is_number)
         in_place(op, a.data(), at::Scalar(b.number));

@@ -211,8 +211,8 @@ class Operand {
 };
 /// Whether an operator of this header applies to A and B: at least one of them is a Variable.
 template <class A, class B>
-concept Beside = (std::same_as<A, Variable> || std::same_as<B, Variable>) &&
-                 std::convertible_to<A, Operand> && std::convertible_to<B, Operand>;
+concept OperandPair = (std::same_as<A, Variable> || std::same_as<B, Variable>) &&
+                      std::convertible_to<A, Operand> && std::convertible_to<B, Operand>;
 
 void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary);
 at::Tensor compare(Comparison op, const Operand& a, const Operand& b);
@@ -264,32 +264,32 @@ void operator/=(V&& a, const B& b) {
 
 /// Comparisons of values return a bool tensor; no gradient flows through them.
 template <class A, class B>
-  requires detail::Beside<A, B>
+  requires detail::OperandPair<A, B>
 at::Tensor operator<(const A& a, const B& b) {
   return detail::compare(detail::Comparison::less, a, b);
 }
 template <class A, class B>
-  requires detail::Beside<A, B>
+  requires detail::OperandPair<A, B>
 at::Tensor operator<=(const A& a, const B& b) {
   return detail::compare(detail::Comparison::less_equal, a, b);
 }
 template <class A, class B>
-  requires detail::Beside<A, B>
+  requires detail::OperandPair<A, B>
 at::Tensor operator>(const A& a, const B& b) {
   return detail::compare(detail::Comparison::greater, a, b);
 }
 template <class A, class B>
-  requires detail::Beside<A, B>
+  requires detail::OperandPair<A, B>
 at::Tensor operator>=(const A& a, const B& b) {
   return detail::compare(detail::Comparison::greater_equal, a, b);
 }
 template <class A, class B>
-  requires detail::Beside<A, B>
+  requires detail::OperandPair<A, B>
 at::Tensor operator==(const A& a, const B& b) {
   return detail::compare(detail::Comparison::equal, a, b);
 }
 template <class A, class B>
-  requires detail::Beside<A, B>
+  requires detail::OperandPair<A, B>
 at::Tensor operator!=(const A& a, const B& b) {
   return detail::compare(detail::Comparison::not_equal, a, b);
 }

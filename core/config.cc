@@ -154,12 +154,12 @@ void Schema::add(const std::string& section, const Schema& own,
 }
 
 /// Returns the address of a field's value in `config`.
-static std::byte* place_of(void* config, const Field& field) {
+static std::byte* field_address(void* config, const Field& field) {
   return static_cast<std::byte*>(field.part ? field.part(config) : config) + field.offset;
 }
 
 ConfigValue Schema::get(const void* config, const Field& field) const {
-  const std::byte* at = place_of(const_cast<void*>(config), field);
+  const std::byte* at = field_address(const_cast<void*>(config), field);
   return std::visit(
       [at](const auto& v) -> ConfigValue {
         return *reinterpret_cast<const std::decay_t<decltype(v)>*>(at);
@@ -300,7 +300,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
     if (!std::isfinite(x) || !low || !high) refuse();
   }
 
-  std::byte* at = place_of(config, *field);
+  std::byte* at = field_address(config, *field);
   std::visit([at](const auto& x) { *reinterpret_cast<std::decay_t<decltype(x)>*>(at) = x; }, v);
 }
 

@@ -142,7 +142,7 @@ std::optional<int> number_in_environment(const char* name) {
 }
 
 /// Returns the largest number of threads that check_threads() accepts.
-int most_threads() {
+int max_threads() {
   return std::max({64, 2 * usable_cores(), number_in_environment("LATHE_MAX_THREADS").value_or(0)});
 }
 
@@ -187,7 +187,7 @@ int default_threads() {
 }
 
 void check_threads(int threads) {
-  const int cores = usable_cores(), most = most_threads();
+  const int cores = usable_cores(), most = max_threads();
   if (threads <= most) return;
   fail(Exit::usage, threads, " threads are too many for the ", cores,
        cores == 1 ? " core" : " cores", " that this process may use; use at most ", most,
@@ -197,7 +197,7 @@ void check_threads(int threads) {
 
 void set_up_default_threads() {
   const int threads = at::get_num_threads();
-  if (threads > most_threads() || startable_threads(pool_threads(threads)) < pool_threads(threads))
+  if (threads > max_threads() || startable_threads(pool_threads(threads)) < pool_threads(threads))
     at::set_num_threads(1);
 }
 

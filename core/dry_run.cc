@@ -78,7 +78,7 @@ bool can_be_inferred(const c10::OperatorHandle& op, const Values& arguments) {
 }
 
 /// Returns whether an op makes a tensor on the meta device, as under MetaInit (core/mode.h).
-bool makes_shape(const c10::FunctionSchema& schema, const Values& arguments) {
+bool creates_meta_tensor(const c10::FunctionSchema& schema, const Values& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& v = arguments[i];
     if (schema.arguments()[i].name() == "device" && v.isDevice() && v.toDevice().is_meta())
@@ -129,7 +129,7 @@ class BlockedCopies {
 };
 
 /// Returns the result of aten::convolution for its arguments.
-at::Tensor convolved(const Values& arguments) {
+at::Tensor convolution_result(const Values& arguments) {
   const at::Tensor in = arguments[0].toTensor(), weight = arguments[1].toTensor();
   const auto list = [&](size_t i) {  // a single number applies to all dims
     auto values = arguments[i].toIntVector();
@@ -193,7 +193,7 @@ std::optional<std::vector<at::Tensor>> results_of(const std::string& name,
     const bool is_narrow = arguments[2].toBool();
     return {{at::empty(values.sizes(), values.options().dtype(is_narrow ? at::kInt : at::kLong))}};
   }
-  if (name == "aten::convolution") return {{convolved(arguments)}};
+  if (name == "aten::convolution") return {{convolution_result(arguments)}};
   if (name == "aten::convolution_backward") return convolution_gradients(arguments);
   return std::nullopt;
 }
@@ -234,7 +234,7 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
       std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
         return v.isTensor() && v.toTensor().defined() && v.toTensor().is_meta();
       });
-  if (is_recorded || makes_shape(op.schema(), arguments)) {
+  if (is_recorded || creates_meta_tensor(op.schema(), arguments)) {
     const c10::impl::ExcludeDispatchKeyGuard outside(key);
     op.callBoxed(stack);
     return;

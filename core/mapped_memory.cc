@@ -14,7 +14,7 @@ namespace lathe {
 namespace {
 
 constexpr size_t page = 4096;
-constexpr size_t most_addresses = size_t{1} << 42;  // 4 TiB, into which blocks are mapped
+constexpr size_t reserved_address_bytes = size_t{1} << 42;  // 4 TiB, into which blocks are mapped
 
 constexpr int without_memory = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
@@ -36,11 +36,11 @@ struct MappedMemory::State {
   explicit State(const fs::path& folder) {
     if (is_dry_run()) return;
     file.emplace(folder, 0);
-    begin = reserve_addresses(most_addresses, PROT_NONE);
-    watch.emplace(file->folder(), begin, most_addresses);
+    begin = reserve_addresses(reserved_address_bytes, PROT_NONE);
+    watch.emplace(file->folder(), begin, reserved_address_bytes);
   }
   ~State() {
-    if (begin != nullptr) munmap(begin, most_addresses);
+    if (begin != nullptr) munmap(begin, reserved_address_bytes);
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -69,8 +69,8 @@ c10::DataPtr MappedMemory::allocate(size_t bytes) {
   const std::lock_guard lock(s.mutex);
   block->offset = s.end;
   if (s.file) {
-    if (s.end + block->bytes > most_addresses)
-      fail(Exit::memory, "memory.offload: the parameters take more than ", most_addresses,
+    if (s.end + block->bytes > reserved_address_bytes)
+      fail(Exit::memory, "memory.offload: the parameters take more than ", reserved_address_bytes,
            " bytes of addresses; make the model smaller");
     s.file->grow(s.end + block->bytes);
     block->data = s.begin + s.end;

@@ -39,7 +39,7 @@ constexpr size_t huge = size_t{2} << 20;
 constexpr size_t small_page = 4096;
 // Blocks up to this size, header included, come from the C library, and are cached by size.
 constexpr size_t small = 4096;
-constexpr size_t least_rest = 1024;  // smallest remainder that is split off as a block
+constexpr size_t min_remainder = 1024;  // smallest remainder that is split off as a block
 
 // The address sanitizer does not know of blocks that are cut from a segment or kept for the next
 // tensor, so they are marked for it: a tensor may access exactly its own bytes, and each block ends
@@ -113,7 +113,7 @@ class CachingAllocator final : public c10::Allocator {
   explicit CachingAllocator(bool phantom) : phantom_(phantom) {}
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) return {nullptr, nullptr, &release, c10::DeviceType::CPU};
-    if (c10::DataPtr other = TakeMemoryFrom::allocate(current, n)) return other;
+    if (c10::DataPtr other = UseMemorySource::allocate(current, n)) return other;
     const size_t bytes = n + header_bytes + guard_bytes;
     std::lock_guard lock(mutex_);
     Header* header = bytes <= small ? take_small(small_size(bytes)) : take(round_to(bytes, 64));
@@ -147,7 +147,7 @@ class CachingAllocator final : public c10::Allocator {
   /// Returns completely free segments to the system.
   void trim() {
     std::lock_guard lock(mutex_);
-    give_back();
+    release_free_segments();
   }
 
   /// Counts memory from elsewhere; a negative number when it is freed.
@@ -230,7 +230,7 @@ class CachingAllocator final : public c10::Allocator {
     if (found == free_.end()) {
       // All free blocks are too small. Return unused segments before requesting another, so that
       // reserved memory stays near what is needed.
-      give_back();
+      release_free_segments();
       if (!grow(bytes)) return nullptr;
       found = free_.lower_bound(bytes);
     }
@@ -240,7 +240,7 @@ class CachingAllocator final : public c10::Allocator {
     header->free = false;
 
     // Split off what is not needed, unless it is too small to be useful.
-    if (header->block >= bytes + least_rest) {
+    if (header->block >= bytes + min_remainder) {
       char* const behind = reinterpret_cast<char*>(header) + bytes;
       open_memory(behind, header_bytes);
       auto* rest = new (behind) Header{.block = header->block - bytes,
@@ -321,7 +321,7 @@ class CachingAllocator final : public c10::Allocator {
   }
 
   /// Returns segments that hold no used block to the system.
-  void give_back() {
+  void release_free_segments() {
     for (auto at = segments_.begin(); at != segments_.end();) {
       Header* segment = at->first;
       if (!segment->free || segment->after != nullptr) {
@@ -417,18 +417,18 @@ void CountedMemory::add(int64_t bytes) {
 }
 
 namespace {
-thread_local TakeMemoryFrom* source_of_thread = nullptr;
+thread_local UseMemorySource* source_of_thread = nullptr;
 }  // namespace
 
-TakeMemoryFrom::TakeMemoryFrom(MemorySource& source, Memory category, size_t least)
+UseMemorySource::UseMemorySource(MemorySource& source, Memory category, size_t least)
     : source_(source),
       category_(category),
       least_(least),
       outer_(std::exchange(source_of_thread, this)) {}
-TakeMemoryFrom::~TakeMemoryFrom() { source_of_thread = outer_; }
+UseMemorySource::~UseMemorySource() { source_of_thread = outer_; }
 
-c10::DataPtr TakeMemoryFrom::allocate(Memory category, size_t bytes) {
-  const TakeMemoryFrom* const own = source_of_thread;
+c10::DataPtr UseMemorySource::allocate(Memory category, size_t bytes) {
+  const UseMemorySource* const own = source_of_thread;
   if (own == nullptr || category != own->category_ || bytes < own->least_) return {};
   return own->source_.allocate(bytes);
 }

@@ -76,7 +76,7 @@ class CountedMemory {
   int64_t bytes_ = 0;
 };
 
-/// A source of memory blocks that a thread can use in place of the allocator; see TakeMemoryFrom.
+/// A source of memory blocks that a thread can use in place of the allocator; see UseMemorySource.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
@@ -87,12 +87,12 @@ class MemorySource {
 /// While alive, allocations of this thread in `category` with at least `least` bytes come from
 /// `source`. They are not counted, and their category is Memory::other. Only the innermost guard of
 /// a thread applies.
-class TakeMemoryFrom {
+class UseMemorySource {
  public:
-  TakeMemoryFrom(MemorySource& source, Memory category, size_t least);
-  ~TakeMemoryFrom();
-  TakeMemoryFrom(const TakeMemoryFrom&) = delete;
-  TakeMemoryFrom& operator=(const TakeMemoryFrom&) = delete;
+  UseMemorySource(MemorySource& source, Memory category, size_t least);
+  ~UseMemorySource();
+  UseMemorySource(const UseMemorySource&) = delete;
+  UseMemorySource& operator=(const UseMemorySource&) = delete;
   /// Returns a block from the source of this thread's innermost guard, or a null pointer if there
   /// is no guard or it does not apply to this category and size.
   static c10::DataPtr allocate(Memory category, size_t bytes);
@@ -101,7 +101,7 @@ class TakeMemoryFrom {
   MemorySource& source_;
   Memory category_;
   size_t least_;
-  TakeMemoryFrom* outer_;
+  UseMemorySource* outer_;
 };
 
 /// While alive, CPU tensors get reserved, uncommitted memory: pages are committed when they are

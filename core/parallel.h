@@ -19,7 +19,7 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   if (log != nullptr && at::in_parallel_region()) log = nullptr;  // the outer loop records it
   const Clock::time_point start = log != nullptr ? Clock::now() : Clock::time_point();
   at::parallel_for(begin, end, grain, [&f, log](int64_t first, int64_t last) {
-    const NoteWork note(log, loop_work, log != nullptr ? at::get_thread_num() : 0);
+    const RecordWork note(log, loop_work, log != nullptr ? at::get_thread_num() : 0);
     f(first, last);
   });
   if (log != nullptr) log->add(ThreadLog::Loop{start, Clock::now()});

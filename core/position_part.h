@@ -34,8 +34,8 @@ struct PositionRange {
 /// Returns the `count` positions that a process computes, in the order in which it stores them.
 /// `of_row`: the part of each row that its group of sequence-parallel processes has; `of_part`: the
 /// process's part of `of_row`.
-inline std::vector<PositionRange> ranges_of(const PositionPart& of_row, const SequencePart& of_part,
-                                            int64_t count) {
+inline std::vector<PositionRange> position_ranges(const PositionPart& of_row,
+                                                  const SequencePart& of_part, int64_t count) {
   const int64_t first = of_part.part * count;
   if (of_row.parts == 1) return {{first, count}};
 

@@ -23,7 +23,7 @@ at::Tensor sum_of_all(const at::Tensor& x) {
   return (sums.numel() < part ? sums.sum() : sum_of_all(sums)).to(x.scalar_type());
 }
 
-bool is_cut_by_threads(const at::Tensor& x, int64_t results) {
+bool is_split_among_threads(const at::Tensor& x, int64_t results) {
   return x.is_cpu() && x.is_floating_point() && x.numel() >= part && results == 1;
 }
 
@@ -40,7 +40,7 @@ at::Tensor fixed_sum(const at::Tensor& x, at::IntArrayRef dims, bool keepdim) {
     if (!is_summed || keepdim) sizes.push_back(is_summed ? 1 : x.size(d));
   }
   if (is_of_rows) return row_sums(x, sizes);
-  if (!is_cut_by_threads(x, results)) return x.sum(dims, keepdim);
+  if (!is_split_among_threads(x, results)) return x.sum(dims, keepdim);
   return sum_of_all(x).view(sizes);
 }
 
@@ -49,7 +49,7 @@ at::Tensor fixed_sum_to(const at::Tensor& x, at::IntArrayRef sizes) {
   const bool is_of_rows =
       !sizes.empty() && sizes.back() == 1 && has_row_sums(x) && results * x.size(-1) == x.numel();
   if (is_of_rows) return row_sums(x, sizes);
-  if (is_cut_by_threads(x, results)) return sum_of_all(x).view(sizes);
+  if (is_split_among_threads(x, results)) return sum_of_all(x).view(sizes);
   return at::sum_to(x, sizes, /*always_return_non_view=*/true);
 }
 

@@ -60,19 +60,19 @@ class ThreadLog {
 
 /// While alive, measures the calling thread's work, and records it when destroyed. Does nothing if
 /// `log` is null.
-class NoteWork {
+class RecordWork {
  public:
-  NoteWork(ThreadLog* log, std::string_view what, int thread)
+  RecordWork(ThreadLog* log, std::string_view what, int thread)
       : log_(log), work_{what, thread, {}, {}} {
     if (log_ != nullptr) work_.begin = Clock::now();
   }
-  ~NoteWork() {
+  ~RecordWork() {
     if (log_ == nullptr) return;
     work_.end = Clock::now();
     log_->add(work_);
   }
-  NoteWork(const NoteWork&) = delete;
-  NoteWork& operator=(const NoteWork&) = delete;
+  RecordWork(const RecordWork&) = delete;
+  RecordWork& operator=(const RecordWork&) = delete;
 
  private:
   ThreadLog* log_;

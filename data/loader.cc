@@ -61,7 +61,7 @@ void Loader::work(int worker) {
     lock.unlock();
     std::exception_ptr error;
     try {
-      const NoteWork note(ThreadLog::active(), "data worker", worker);
+      const RecordWork note(ThreadLog::active(), "data worker", worker);
       batches_->fill(slot.buffers, plan_.global_index(n));
     } catch (...) {
       error = std::current_exception();

@@ -29,7 +29,7 @@ namespace {
 
 // The backward pass waits while more full buckets than this are unsent, including the one that is
 // being sent.
-constexpr size_t most_waiting = 1;
+constexpr size_t max_unsent_buckets = 1;
 
 /// Returns the stream on which the training thread runs the backward pass of a GPU.
 c10::Stream training_stream(at::Device gpu) {
@@ -79,7 +79,7 @@ GradientExchange::GradientExchange(World& world, std::span<const NamedParameter>
   had_gradient_.resize(parameters.size());
   for (const Bucket& bucket : layout.buckets()) {
     missing_.push_back(bucket.parameters.size());
-    is_quiet_.push_back(!history.empty() && !has_any(bucket, history) ? 1 : 0);
+    is_deferred_.push_back(!history.empty() && !has_any_gradient(bucket, history) ? 1 : 0);
   }
   made_.resize(missing_.size());
   if (result == Result::own) own_.resize(parameters.size());
@@ -116,7 +116,8 @@ void GradientExchange::complete(size_t i) {
 
   {
     const std::lock_guard lock(mutex_);
-    while (sendable_ < missing_.size() && (missing_[sendable_] == 0 || is_quiet_[sendable_] != 0)) {
+    while (sendable_ < missing_.size() &&
+           (missing_[sendable_] == 0 || is_deferred_[sendable_] != 0)) {
       if (device_.is_cuda())
         made_[sendable_].emplace(device_.type()).record(training_stream(device_));
       ++sendable_;
@@ -139,7 +140,7 @@ void GradientExchange::wait_while_too_many_are_unsent() {
   const bool are_freed = result_ == Result::own || use_;
   if (!are_freed || has_blocks || !thread_.joinable()) return;
   std::unique_lock lock(mutex_);
-  one_sent_.wait(lock, [&] { return sendable_ - sent_ <= most_waiting || error_; });
+  one_sent_.wait(lock, [&] { return sendable_ - sent_ <= max_unsent_buckets || error_; });
 }
 
 /// Uses the sums of the buckets that were exchanged since the last call. Whether any rank has a
@@ -153,7 +154,7 @@ void GradientExchange::use_exchanged() {
   }
   if (used_ < exchanged) wait_for_exchange_stream();
   for (; used_ < exchanged; ++used_) {
-    if (is_quiet_[used_] != 0) continue;
+    if (is_deferred_[used_] != 0) continue;
     for (const size_t i : layout_.buckets()[used_].parameters) {
       if (had_gradient_[i] != 0) use(i);
     }
@@ -180,7 +181,7 @@ void GradientExchange::wait_for_exchange_stream() {
 void GradientExchange::send_in_dry_run() {
   const NoGrad no_grad;
   for (; sent_ < sendable_; ++sent_) {
-    if (is_quiet_[sent_] == 0) exchange(layout_.buckets()[sent_]);
+    if (is_deferred_[sent_] == 0) exchange(layout_.buckets()[sent_]);
   }
 }
 
@@ -194,7 +195,7 @@ void GradientExchange::finish() {
   // A dry run assumes that the other ranks have gradients of the same parameters.
   if (is_dry_run()) {
     in_flight_.clear();
-    return settle_absent(had_gradient_);
+    return resolve_missing_gradients(had_gradient_);
   }
 
   {
@@ -216,16 +217,17 @@ void GradientExchange::finish() {
     for (int r = 0; r < world_.data().size; ++r)
       anywhere[i] = anywhere[i] != 0 || had[r * parameters_.size() + i] != 0;
   }
-  settle_absent(anywhere);
+  resolve_missing_gradients(anywhere);
 }
 
 /// Sends the quiet buckets that have a gradient after all, and drops the gradients of parameters
 /// that have none on any rank. `anywhere`: which parameters have one on some rank.
-void GradientExchange::settle_absent(const std::vector<char>& anywhere) {
+void GradientExchange::resolve_missing_gradients(const std::vector<char>& anywhere) {
   const NoGrad no_grad;
-  for (size_t b = 0; b < is_quiet_.size(); ++b) {
+  for (size_t b = 0; b < is_deferred_.size(); ++b) {
     const Bucket& bucket = layout_.buckets()[b];
-    if (is_quiet_[b] != 0 && has_any(bucket, anywhere)) world_.guarded([&] { exchange(bucket); });
+    if (is_deferred_[b] != 0 && has_any_gradient(bucket, anywhere))
+      world_.guarded([&] { exchange(bucket); });
   }
   history_ = anywhere;
 
@@ -257,7 +259,7 @@ void GradientExchange::work() {
     std::exception_ptr error;
     try {
       if (device_.is_cuda()) made_[next]->block(exchange_stream(device_));
-      if (is_quiet_[next] == 0) exchange(buckets[next]);
+      if (is_deferred_[next] == 0) exchange(buckets[next]);
     } catch (...) {
       error = std::current_exception();
     }

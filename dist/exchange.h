@@ -75,7 +75,7 @@ class GradientExchange {
  private:
   void work();
   void send_in_dry_run();
-  void settle_absent(const std::vector<char>& anywhere);
+  void resolve_missing_gradients(const std::vector<char>& anywhere);
   void wait_while_too_many_are_unsent();
   void use_exchanged();
   void wait_for_exchange_stream();
@@ -88,8 +88,8 @@ class GradientExchange {
   const ShardLayout& layout_;
   Result result_;
   ExchangeHistory& history_;
-  std::vector<char> is_quiet_;  // per bucket: whether it is not sent with the others
-  at::Device device_;           // of the gradients
+  std::vector<char> is_deferred_;  // per bucket: whether it is not sent with the others
+  at::Device device_;              // of the gradients
   std::function<void(size_t)> complete_, use_;
   size_t used_ = 0;  // buckets before this one were passed to use_
   std::vector<at::Tensor> own_;

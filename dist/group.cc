@@ -28,7 +28,7 @@ namespace lathe {
 namespace {
 
 /// Returns an address of this host that other hosts can probably reach, or "" if there is none.
-std::string outside_address() {
+std::string non_loopback_address() {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) return "";
   std::string address;
@@ -71,7 +71,7 @@ std::string own_address(const Placement& p) {
   const bool is_loopback = address.starts_with("127.");
   const bool means_loopback = p.host.starts_with("127.") || p.host == "localhost";
   if (is_loopback && !means_loopback) {
-    if (const std::string other = outside_address(); !other.empty()) return other;
+    if (const std::string other = non_loopback_address(); !other.empty()) return other;
   }
   return address;
 }

@@ -185,7 +185,7 @@ class Attempt {
         send_all(signal);
       }
       if (collect() && !failed) failed = Clock::now();
-      if (failed && seconds_since(*failed) > (only_lost_one_runs() ? grace_after_loss_s : grace_s))
+      if (failed && seconds_since(*failed) > (only_lost_rank_runs() ? grace_after_loss_s : grace_s))
         send_all(SIGKILL);
     }
     return result_;
@@ -199,12 +199,12 @@ class Attempt {
  private:
   /// Returns whether one process other than rank 0 still runs, and the others ended because it was
   /// lost.
-  bool only_lost_one_runs() const {
+  bool only_lost_rank_runs() const {
     return result_ == Exit::peer_lost && lost_ == 0 && !is_alive(processes_[0]) &&
            std::ranges::count_if(processes_, is_alive) == 1;
   }
   void send_all(int signal) {
-    was_cut_ = was_cut_ || signal == SIGKILL;
+    has_sent_sigkill_ = has_sent_sigkill_ || signal == SIGKILL;
     for (const Process& p : processes_) {
       if (p.pid > 0 && is_alive(p)) kill(p.pid, signal);
     }
@@ -218,7 +218,7 @@ class Attempt {
       int status = 0;
       if (!is_alive(p) || waitpid(p.pid, &status, WNOHANG) != p.pid) continue;
       p.status = status;
-      if (was_killed(p) && !was_cut_) {
+      if (was_killed(p) && !has_sent_sigkill_) {
         ++lost_;
         log_warn("rank ", rank, " was killed by signal ", WTERMSIG(status), " (",
                  strsignal(WTERMSIG(status)), ")");
@@ -244,7 +244,7 @@ class Attempt {
   std::vector<Process> processes_;
   Exit result_ = Exit::done;
   int lost_ = 0;
-  bool was_stopped_ = false, was_cut_ = false;
+  bool was_stopped_ = false, has_sent_sigkill_ = false;
 };
 
 }  // namespace

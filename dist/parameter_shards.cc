@@ -84,7 +84,7 @@ void ParameterShards::gather(int64_t block, bool for_all_uses) {
           [&](size_t i, const at::Tensor& all) {
             Precision& precision = parameters_[i].parameter.leaf().precision;
             restore(precision.low, all);
-            precision.low_is_current(parameters_[i].parameter.data());
+            precision.mark_low_current(parameters_[i].parameter.data());
           });
     }
     if (!has_copies || for_all_uses) {
@@ -156,7 +156,7 @@ void ParameterShards::begin(size_t block, bool is_recomputed) {
   const auto number = static_cast<int64_t>(block);
   finish_ahead();
   // The backward pass of the block that was recomputed before is over.
-  if (is_recomputed) free_blocks_but(number);
+  if (is_recomputed) free_blocks_except(number);
   const auto place = blocks_.find(number);
   if (place == blocks_.end()) return;
   if (complete_blocks_.insert(number).second) gather(number, /*for_all_uses=*/false);
@@ -173,7 +173,7 @@ void ParameterShards::end(size_t block, bool is_recomputed) {
   if (blocks_.contains(number) && number != *blocks_.rbegin()) free_block(number);
 }
 
-void ParameterShards::free_blocks_but(int64_t block) {
+void ParameterShards::free_blocks_except(int64_t block) {
   const std::set<int64_t> here = complete_blocks_;
   for (const int64_t other : here) {
     if (other != block) free_block(other);
@@ -183,7 +183,7 @@ void ParameterShards::free_blocks_but(int64_t block) {
 void ParameterShards::end_step() {
   if (gathered_ > 0) return;
   finish_ahead();
-  free_blocks_but(-1);
+  free_blocks_except(-1);
 }
 
 void ParameterShards::publish_update() {

@@ -70,7 +70,7 @@ class ParameterShards final : public BlockHooks {
   void finish_ahead();
   void free_block(int64_t block);
   void free(size_t i);
-  void free_blocks_but(int64_t block);
+  void free_blocks_except(int64_t block);
 
   World& world_;
   std::span<const NamedParameter> parameters_;

@@ -229,7 +229,7 @@ at::ScalarType gathered_dtype(const Bucket& bucket, std::span<const NamedParamet
   return copy.defined() ? copy.scalar_type() : first.dtype();
 }
 
-bool has_any(const Bucket& bucket, const std::vector<char>& has_gradient) {
+bool has_any_gradient(const Bucket& bucket, const std::vector<char>& has_gradient) {
   return std::ranges::any_of(bucket.parameters, [&](size_t i) { return has_gradient[i] != 0; });
 }
 
@@ -249,7 +249,7 @@ int64_t bytes_sent_in_step(const World& world, int data_rank, const ShardLayout&
     const auto others = static_cast<int64_t>(bucket.cuts.size()) - 2;
     const int64_t own = bucket.cuts[rank + 1] - bucket.cuts[rank];
 
-    const bool has_gradients = has_gradient.empty() || has_any(bucket, has_gradient);
+    const bool has_gradients = has_gradient.empty() || has_any_gradient(bucket, has_gradient);
     if (has_gradients) bytes += (each ? rounds : 1) * (bucket.elements() - own) * of_gradient;
     // The last block stays complete from the forward pass to the backward pass.
     const int64_t times = bucket.block < 0 ? 1 : (bucket.block == last_block ? rounds : 2 * rounds);

@@ -99,11 +99,11 @@ at::ScalarType gathered_dtype(const Bucket& bucket, std::span<const NamedParamet
 
 /// Returns whether any parameter of the bucket has a gradient. `has_gradient[i]`: whether parameter
 /// i has one.
-bool has_any(const Bucket& bucket, const std::vector<char>& has_gradient);
+bool has_any_gradient(const Bucket& bucket, const std::vector<char>& has_gradient);
 
 /// Returns the bytes of gradients and parameters that a data rank sends in a step of `rounds`
-/// micro-batches. `has_gradient`: as for has_any(), in the previous step; if it is empty, all
-/// parameters have one. `shard`: the value of dist.shard. Each rank sends every other rank its
+/// micro-batches. `has_gradient`: as for has_any_gradient(), in the previous step; if it is empty,
+/// all parameters have one. `shard`: the value of dist.shard. Each rank sends every other rank its
 /// share of the gradients, after each micro-batch if exchanges_every_micro_batch(). Then it sends
 /// its own share of the sums, or of the updated parameters if only the owner has the sums. Sharded
 /// parameters of blocks are sent before each forward pass and, except those of the last block,

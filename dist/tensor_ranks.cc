@@ -58,7 +58,7 @@ struct GatherFromTensorRanks {
 }  // namespace
 
 at::Tensor join_over_tensor_ranks(const at::Tensor& part, const TensorCut& cut) {
-  const std::vector<int64_t> cuts = cut.flat_cuts(part.sizes());
+  const std::vector<int64_t> cuts = cut.flat_part_offsets(part.sizes());
   at::Tensor flat = at::empty({cuts.back()}, part.options());
   flat.narrow(0, cuts[static_cast<size_t>(cut.part)], part.numel()).copy_(part.view({-1}));
   if (cut.parts > 1) world().guarded([&] { world().layers().all_gather(flat, cuts); });

@@ -265,8 +265,9 @@ bool World::any(bool mine) {
 
 namespace {
 
-[[noreturn]] void fail_as_different(const std::string& what, int rank, const std::string& theirs,
-                                    int other, const std::string& others) {
+[[noreturn]] void fail_because_different(const std::string& what, int rank,
+                                         const std::string& theirs, int other,
+                                         const std::string& others) {
   fail(Exit::usage, what, " of rank ", rank, " differs from that of rank ", other, ": ",
        printable_line(theirs), " instead of ", printable_line(others),
        "; start all ranks with the same");
@@ -288,7 +289,7 @@ void World::check_same(const std::string& what, const std::string& mine) {
       if (!std::getline(a, of_first)) of_first.clear();
       if (!std::getline(b, of_other)) of_other.clear();
     } while (of_first == of_other && (a || b));
-    fail_as_different(what, r, of_other, 0, of_first);
+    fail_because_different(what, r, of_other, 0, of_first);
   }
 }
 
@@ -301,7 +302,7 @@ void World::check_same_lines(const std::string& what, const std::string& mine) {
     for (std::string line; std::getline(lines, line);) {
       const auto& [rank, first] =
           known.try_emplace(line.substr(0, line.find(' ')), r, line).first->second;
-      if (line != first) fail_as_different(what, r, line, rank, first);
+      if (line != first) fail_because_different(what, r, line, rank, first);
     }
   }
 }

@@ -21,7 +21,7 @@ std::set<std::string>& module_registry() {
 
 namespace {
 
-std::string whole_name(const char* mangled) {
+std::string demangled_name(const char* mangled) {
   int status = 0;
   char* text = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
   std::string name = status == 0 ? text : mangled;
@@ -47,11 +47,11 @@ std::string letters_of(std::string_view spec, bool& any_before) {
 }  // namespace
 
 std::string detail::type_text(const std::type_info& type) {
-  return last_part(whole_name(type.name()));
+  return last_part(demangled_name(type.name()));
 }
 
 bool detail::register_module(const std::type_info& type) {
-  const std::string name = whole_name(type.name());
+  const std::string name = demangled_name(type.name());
   if (name.starts_with("lathe::") && name.find("(anonymous") == std::string::npos &&
       name.find("::", 7) == std::string::npos)
     module_registry().insert(name.substr(7));
@@ -142,7 +142,7 @@ std::string ModuleCall::path() const {
 }
 
 std::string ModuleCall::text() const {
-  const std::string at = path(), type = last_part(whole_name(type_.name()));
+  const std::string at = path(), type = last_part(demangled_name(type_.name()));
   return at.empty() ? type : at + " (" + type + ")";
 }
 

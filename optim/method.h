@@ -27,7 +27,7 @@ struct StateTensor {
   int64_t per = 1;   ///< elements of the parameter per element of a divisible state
 };
 /// The state that a method keeps for one parameter.
-struct StateOf {
+struct MethodState {
   std::vector<StateTensor> tensors;
   bool whole =
       false;  ///< updated as a whole tensor; otherwise element by element, by the method's rule
@@ -43,7 +43,7 @@ struct StateOf {
 
 /// Returns whether the optimizer `kind` (optim.kind), which keeps `state` for a parameter of these
 /// sizes, can't update such a parameter if it is cut among tensor ranks.
-bool needs_whole_tensors(const StateOf& state, at::IntArrayRef sizes, const std::string& kind);
+bool needs_whole_tensors(const MethodState& state, at::IntArrayRef sizes, const std::string& kind);
 
 /// Returns the complete tensor; each tensor rank passes its part. A collective of the tensor ranks.
 using JoinParts = std::function<at::Tensor(const at::Tensor& part, const TensorCut& cut)>;
@@ -68,7 +68,7 @@ class Method {
   Method& operator=(const Method&) = delete;
 
   /// Returns which state it keeps for a parameter; allocates nothing.
-  virtual StateOf state(const NamedParameter& parameter) const = 0;
+  virtual MethodState state(const NamedParameter& parameter) const = 0;
   /// Returns the rule for the step's decision and for parameters that are updated element by
   /// element. The step sets the rule's lr.
   virtual UpdateRule rule() const = 0;
@@ -106,6 +106,6 @@ at::ScalarType state_dtype(const at::Tensor& parameter);
 void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule,
                      StepControl* control, bool cuda);
 /// Returns the state that a rule keeps for a parameter.
-StateOf state_of_rule(const UpdateRule& rule, const at::Tensor& parameter);
+MethodState state_of_rule(const UpdateRule& rule, const at::Tensor& parameter);
 
 }  // namespace lathe

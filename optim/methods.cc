@@ -12,8 +12,8 @@ namespace {
 class ByRule final : public Method {
  public:
   explicit ByRule(const UpdateRule& rule) : rule_(rule) {}
-  StateOf state(const NamedParameter& p) const override {
-    StateOf state = state_of_rule(rule_, p.parameter.data());
+  MethodState state(const NamedParameter& p) const override {
+    MethodState state = state_of_rule(rule_, p.parameter.data());
     state.divisible = true;
     return state;
   }
@@ -97,8 +97,8 @@ at::ScalarType state_dtype(const at::Tensor& parameter) {
   return parameter.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-StateOf state_of_rule(const UpdateRule& rule, const at::Tensor& parameter) {
-  StateOf state;
+MethodState state_of_rule(const UpdateRule& rule, const at::Tensor& parameter) {
+  MethodState state;
   with_rule(rule.kind, [&](auto r) {
     for (const RuleState& s : decltype(r)::state(rule))
       state.tensors.push_back({.name = s.name,

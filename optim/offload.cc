@@ -225,7 +225,7 @@ void StateOffload::evict(size_t unit) {
 }
 
 /// Evicts units until `count` adjacent buffers are free, and returns the first of them.
-size_t StateOffload::make_room(std::unique_lock<std::mutex>& lock, size_t count) {
+size_t StateOffload::evict_until_free(std::unique_lock<std::mutex>& lock, size_t count) {
   for (;;) {
     if (const auto found = free_buffers(count)) return *found;
     // A unit that is being written is no longer needed; one that was read ahead may be.
@@ -263,14 +263,14 @@ std::byte* StateOffload::use(size_t unit) {
   if (error_ != nullptr) std::rethrow_exception(error_);
   if (current_ != unit) {
     retire();
-    if (status_[unit].place == Place::file) fetch(unit, make_room(lock, buffers_of(unit)));
+    if (status_[unit].place == Place::file) fetch(unit, evict_until_free(lock, buffers_of(unit)));
     wait_until(lock, [&] { return status_[unit].place == Place::memory; });
     current_ = unit;
     read_ahead();
   }
 
   Status& status = status_[unit];
-  if (status.last_use <= uses_before_) seen_.push_back(unit);
+  if (status.last_use <= uses_before_step_) seen_.push_back(unit);
   status.is_used = true;
   status.last_use = ++uses_;
   return memory_of(unit);
@@ -281,7 +281,7 @@ void StateOffload::end_step() {
   const std::lock_guard lock(mutex_);
   if (error_ != nullptr) std::rethrow_exception(error_);
   retire();
-  uses_before_ = uses_;
+  uses_before_step_ = uses_;
 
   // The next step is expected to use the units of this step in the same order. The other units
   // follow.

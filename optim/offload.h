@@ -4,9 +4,9 @@
 // The file is divided into units, each of which is read, updated and written as a whole. A unit
 // holds the state of several small parameters, or a piece of a large one. It has at most 16 MiB,
 // unless it holds the state of one parameter that cannot be divided. Parameters are cut only where
-// processes may cut them too (StateOf::divisible), so an update has the same bits as an update in
-// memory. Units hold the parameters from the last to the first, which is roughly the order in which
-// a backward pass completes gradients.
+// processes may cut them too (MethodState::divisible), so an update has the same bits as an update
+// in memory. Units hold the parameters from the last to the first, which is roughly the order in
+// which a backward pass completes gradients.
 //
 // A few buffers hold the unit that is being updated, the next units, and those that were updated
 // last. use() returns the memory of a unit. While the caller computes, one thread writes the
@@ -127,7 +127,7 @@ class StateOffload {
   std::optional<size_t> least_needed(bool unused_too) const;
   bool is_moving() const;
   void evict(size_t unit);
-  size_t make_room(std::unique_lock<std::mutex>& lock, size_t count);
+  size_t evict_until_free(std::unique_lock<std::mutex>& lock, size_t count);
   template <class F>
   void each_part(size_t slot, size_t tensor, F&& f);
 
@@ -148,9 +148,9 @@ class StateOffload {
   TransferTimes times_;
 
   std::optional<size_t> current_;
-  int64_t uses_ = 0, uses_before_ = 0;  // calls of use() so far, and before the current step
-  std::vector<size_t> order_, seen_;    // units in order of first use: previous and current step
-  std::vector<size_t> position_;        // of each unit in order_
+  int64_t uses_ = 0, uses_before_step_ = 0;  // calls of use() so far, and before the current step
+  std::vector<size_t> order_, seen_;  // units in order of first use: previous and current step
+  std::vector<size_t> position_;      // of each unit in order_
 
   std::unique_ptr<ScratchFile> file_;
   std::unique_ptr<WorkThread> reader_, writer_;  // the last members: they use the others

@@ -47,7 +47,7 @@ void bump_versions(const Slot& slot) {
   Precision& kept = slot.param.leaf().precision;
   if (!kept.low.defined()) return;
   bump_version(kept.low);
-  kept.low_is_current(slot.param.data());
+  kept.mark_low_current(slot.param.data());
 }
 
 /// Returns the kernel's view of a slot, without the fields that depend on a step's gradient.
@@ -93,7 +93,7 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const StepOpti
 
 /// Sums the counts of rounded updates over all processes. `control`: the bytes of the step's
 /// StepControl.
-void share_rounding_counts(const at::Tensor& control, const StepOptions& options) {
+void sum_rounding_counts(const at::Tensor& control, const StepOptions& options) {
   static_assert(offsetof(StepControl, lost) == offsetof(StepControl, moved) + sizeof(int64_t));
   at::Tensor counts =
       control.narrow(0, offsetof(StepControl, moved), 2 * sizeof(int64_t)).view(at::kLong);
@@ -220,7 +220,7 @@ SlotUpdate Optimizer::update_of(const ParameterGroup& group, const Slot& slot,
 
 /// Updates the moving averages of parameters that have no gradient, by a descent with a learning
 /// rate of 0.
-void Optimizer::move_averages(const std::vector<SlotUpdate>& of) {
+void Optimizer::update_averages(const std::vector<SlotUpdate>& of) {
   UpdateRule rule = rule_;
   rule.kind = rule_kind<Descend>;
   rule.lr = 0;
@@ -231,7 +231,7 @@ void Optimizer::move_averages(const std::vector<SlotUpdate>& of) {
 void Optimizer::update_all(std::vector<SlotUpdate>& updates, const std::vector<SlotUpdate>& stay) {
   if (offload_ != nullptr) return update_offloaded(updates, stay);
   method_->update(updates, rule_, control_.pointer(), partials_.is_cuda());
-  move_averages(stay);
+  update_averages(stay);
 }
 
 void Optimizer::step(double lr, const StepOptions& options) {
@@ -270,7 +270,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
   }
 
   update_all(updates, stay);
-  if (is_sharded_ && !is_dry_run()) share_rounding_counts(control_.bytes(), options);
+  if (is_sharded_ && !is_dry_run()) sum_rounding_counts(control_.bytes(), options);
   if (offload_ != nullptr) offload_->end_step();
 }
 

@@ -43,7 +43,7 @@ struct Slot {
   std::vector<int> places;
   std::vector<at::Tensor> state;  ///< on the meta device if it is in a file
   std::vector<StatePart> parts;   ///< of each tensor of state
-  bool whole = false;             ///< as in StateOf
+  bool whole = false;             ///< as in MethodState
   size_t index = 0;               ///< of the parameter, in the order of the constructor
   ElementRange own;               ///< elements that this process updates
 };
@@ -179,7 +179,7 @@ class Optimizer {
   void add_sums_of_tensor_ranks(const StepOptions& options);
   SlotUpdate update_of(const ParameterGroup& group, const Slot& slot, const at::Tensor& grad,
                        int64_t first_chunk, const StepOptions& options) const;
-  void move_averages(const std::vector<SlotUpdate>& of);
+  void update_averages(const std::vector<SlotUpdate>& of);
   void update_all(std::vector<SlotUpdate>& updates, const std::vector<SlotUpdate>& stay);
   void offload_state(const std::filesystem::path& folder,
                      const std::vector<NamedParameter>& parameters);
@@ -214,7 +214,7 @@ class Optimizer {
 };
 
 /// Returns for each parameter whether processes may divide its update among themselves
-/// (StateOf::divisible).
+/// (MethodState::divisible).
 std::vector<bool> divisible_parameters(const OptimConfig& config,
                                        const std::vector<NamedParameter>& parameters);
 

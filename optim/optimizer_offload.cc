@@ -16,7 +16,7 @@ namespace lathe {
 namespace {
 
 /// Returns the layout of a slot's state in the file.
-OffloadedSlot offloaded(const Slot& slot, const StateOf& state) {
+OffloadedSlot offloaded(const Slot& slot, const MethodState& state) {
   OffloadedSlot of{.tensors = {},
                    .elements = slot.param.numel(),
                    .own = slot.own,
@@ -56,7 +56,7 @@ void Optimizer::offload_state(const std::filesystem::path& folder,
   // The file is initially zero, so write only other initial values.
   for (size_t i = 0; i < parameters.size(); ++i) {
     Slot& slot = slot_of(i);
-    const StateOf state = method_->state(parameters[i]);
+    const MethodState state = method_->state(parameters[i]);
     if (slot.own.size() == 0) continue;
     for (size_t t = 0; t < slot.state.size(); ++t) {
       // The average, which comes last, is set by start_averages().
@@ -145,7 +145,7 @@ void Optimizer::update_offloaded(const std::vector<SlotUpdate>& updates,
         averages.push_back(piece_of(*average, piece, memory));
     }
     if (!now.empty()) method_->update(now, rule_, control_.pointer(), /*cuda=*/false);
-    if (!averages.empty()) move_averages(averages);
+    if (!averages.empty()) update_averages(averages);
   }
 }
 

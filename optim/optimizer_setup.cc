@@ -125,7 +125,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   }
 }
 
-bool needs_whole_tensors(const StateOf& state, at::IntArrayRef sizes, const std::string& kind) {
+bool needs_whole_tensors(const MethodState& state, at::IntArrayRef sizes, const std::string& kind) {
   const bool has_other_sizes =
       std::any_of(state.tensors.begin(), state.tensors.end(),
                   [&](const StateTensor& t) { return sizes != at::IntArrayRef(t.sizes); });
@@ -139,7 +139,7 @@ bool needs_whole_tensors(const StateOf& state, at::IntArrayRef sizes, const std:
 /// that a checkpoint can be loaded before the first step.
 Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange own) {
   const at::Tensor& data = p.parameter.data();
-  const StateOf state = method_->state(p);
+  const MethodState state = method_->state(p);
   const bool is_complete = own.size() == data.numel();
   LATHE_CHECK(is_complete || own.size() == 0 || state.divisible, "optimizer: ", p.path,
               " can't be divided among processes");

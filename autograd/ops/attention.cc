@@ -87,7 +87,7 @@ struct Attention {
   void join(const at::Tensor& d_packed, const std::array<at::Tensor, 3>& gradients) const {
     std::array<const void*, 3> rows{};  // [B T, C]
     const int64_t bytes = d_packed.size(2) / 3 * static_cast<int64_t>(d_packed.element_size());
-    bool is_ready = d_packed.is_cuda() && kernels_wanted() && bytes % 16 == 0;
+    bool is_ready = d_packed.is_cuda() && kernels_enabled() && bytes % 16 == 0;
     for (size_t i = 0; i < 3; ++i) {
       rows[i] = gradients[i].const_data_ptr();
       is_ready = is_ready && gradients[i].is_contiguous() &&

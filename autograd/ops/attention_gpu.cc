@@ -178,10 +178,9 @@ std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor
 /// Returns efficient_backward() for fewer queries than keys with a window, where ATen's kernel is
 /// wrong: it places the window as if the first query were at the first key. Queries of zero with
 /// gradients of zero, which contribute nothing, fill the missing positions.
-std::vector<Gradients> efficient_backward_for_all_places(const at::Tensor& dy, const at::Tensor& q,
-                                                         const at::Tensor& k, const at::Tensor& v,
-                                                         const GpuAttended& a, Call call,
-                                                         double scale) {
+std::vector<Gradients> efficient_backward_padded(const at::Tensor& dy, const at::Tensor& q,
+                                                 const at::Tensor& k, const at::Tensor& v,
+                                                 const GpuAttended& a, Call call, double scale) {
   const int64_t queries = q.size(1), keys = k.size(1);
   const auto at_the_end = [&](const at::Tensor& t, int64_t dim, int64_t size) {
     std::vector<int64_t> sizes = t.sizes().vec();
@@ -206,7 +205,7 @@ std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor
                                           const at::Tensor& k, const at::Tensor& v,
                                           const GpuAttended& a, const Call& call, double scale) {
   if (call.window_left && q.size(1) < k.size(1))
-    return efficient_backward_for_all_places(dy, q, k, v, a, call, scale);
+    return efficient_backward_padded(dy, q, k, v, a, call, scale);
 
   auto [dq, dk, dv, d_bias] = at::_efficient_attention_backward(
       one_row(dy, call), one_row(q, call), one_row(repeated(k, q.size(2)), call),
@@ -221,20 +220,20 @@ std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor
 }
 
 /// The thread's previous result of document_bounds.
-struct LastPlaces {
+struct LastBounds {
   c10::weak_intrusive_ptr<c10::TensorImpl> starts;
   int64_t version = 0;
   DocumentBounds places;
 };
-thread_local std::optional<LastPlaces> last_places;
+thread_local std::optional<LastBounds> last_bounds;
 
 }  // namespace
 
 DocumentBounds document_bounds(const at::Tensor& starts) {
   const c10::weak_intrusive_ptr<c10::TensorImpl> same(starts.getIntrusivePtr());
-  if (last_places && !last_places->starts.expired() && last_places->starts == same &&
-      last_places->version == starts._version())
-    return last_places->places;
+  if (last_bounds && !last_bounds->starts.expired() && last_bounds->starts == same &&
+      last_bounds->version == starts._version())
+    return last_bounds->places;
 
   const int64_t positions = starts.numel();
   const at::Tensor is_begin = starts == at::arange(starts.size(1), starts.options());
@@ -248,7 +247,7 @@ DocumentBounds document_bounds(const at::Tensor& starts) {
     places.begins = begins.to(at::kInt);
     places.longest = begins.diff().max().item<int64_t>();
   }
-  last_places = LastPlaces{.starts = same, .version = starts._version(), .places = places};
+  last_bounds = LastBounds{.starts = same, .version = starts._version(), .places = places};
   return places;
 }
 

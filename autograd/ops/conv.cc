@@ -130,7 +130,7 @@ struct Conv2d {
                  add = bias.defined() ? static_cast<double>(y.numel()) : 0;
     return {.forward = {products, add}, .backward = {2 * products, add}};
   }
-  static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
+  static Flops needed(Flops both, Needs<3> needs) { return needed_flops(both, needs); }
 };
 
 // The input gradient is linear in dy and in the weight, so its own gradients are the other two
@@ -160,7 +160,7 @@ struct Conv2dInputGrad {
     const double products = product_flops(dy, weight.sizes());
     return {.forward = {products}, .backward = {2 * products}};
   }
-  static Flops needed(Flops both, Needs<2> needs) { return for_needed(both, needs); }
+  static Flops needed(Flops both, Needs<2> needs) { return needed_flops(both, needs); }
 };
 
 struct Conv2dWeightGrad {
@@ -182,7 +182,7 @@ struct Conv2dWeightGrad {
     const double products = product_flops(dy, y.sizes());
     return {.forward = {products}, .backward = {2 * products}};
   }
-  static Flops needed(Flops both, Needs<2> needs) { return for_needed(both, needs); }
+  static Flops needed(Flops both, Needs<2> needs) { return needed_flops(both, needs); }
 };
 
 }  // namespace

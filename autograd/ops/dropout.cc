@@ -45,7 +45,7 @@ struct Dropout {
     const int64_t width = in[0].numel() / count;
     for (int64_t row = 0; row < in.size(0); ++row) {
       int64_t at = 0;
-      for (const PositionRange& range : ranges_of(part, share, count)) {
+      for (const PositionRange& range : position_ranges(part, share, count)) {
         DropoutMask here = mask;
         here.first += static_cast<uint64_t>((row * all + range.begin) * width);
         drop(in[row].narrow(0, at, range.length), y[row].narrow(0, at, range.length), here);

@@ -28,7 +28,7 @@ inline bool kernel_ready(const at::Tensor& t) {
 /// Returns whether the GPU kernels of core/kernels/*.cu take this tensor.
 inline bool gpu_kernel_ready(const at::Tensor& t) {
   const at::ScalarType d = t.scalar_type();
-  return t.is_cuda() && kernels_wanted() && t.numel() > 0 &&
+  return t.is_cuda() && kernels_enabled() && t.numel() > 0 &&
          (d == at::kFloat || d == at::kBFloat16 || d == at::kHalf);
 }
 
@@ -68,13 +68,13 @@ inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const
   return weight.dtype() == x.dtype() ? std::optional(x.dtype()) : std::nullopt;
 }
 /// Returns whether a fused op can take x and the weight with the CPU kernels.
-inline bool kernel_linear(const Variable& x, const Variable& weight) {
+inline bool can_fuse_linear_cpu(const Variable& x, const Variable& weight) {
   const auto dtype = fused_linear_dtype(x, weight);
   return dtype && x.data().is_cpu() && kernel_dtype(*dtype);
 }
 /// Returns whether a fused op can take x and the weight with the GPU kernels.
-inline bool gpu_linear(const Variable& x, const Variable& weight) {
-  return fused_linear_dtype(x, weight).has_value() && x.data().is_cuda() && kernels_wanted();
+inline bool can_fuse_linear_gpu(const Variable& x, const Variable& weight) {
+  return fused_linear_dtype(x, weight).has_value() && x.data().is_cuda() && kernels_enabled();
 }
 /// Returns t in contiguous float32; an undefined tensor stays undefined.
 inline at::Tensor as_float(const at::Tensor& t) {

@@ -89,7 +89,7 @@ struct LinearOp {
                        const at::Tensor& residual, const at::Tensor& y) {
     return linear_flops(x, bias, residual, y);
   }
-  static Flops needed(Flops both, Needs<4> needs) { return for_needed(both, needs); }
+  static Flops needed(Flops both, Needs<4> needs) { return needed_flops(both, needs); }
 };
 
 // A linear layer with a frozen quantized weight, which is dequantized to x's dtype for each matrix
@@ -193,7 +193,7 @@ struct LinearFp8 {
                        const at::Tensor& y) {
     return linear_flops(x, bias, {}, y);
   }
-  static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
+  static Flops needed(Flops both, Needs<3> needs) { return needed_flops(both, needs); }
 };
 
 }  // namespace

@@ -87,7 +87,7 @@ struct LinearGelu {
     f.backward.other += 14 * static_cast<double>(y.numel());
     return f;
   }
-  static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
+  static Flops needed(Flops both, Needs<3> needs) { return needed_flops(both, needs); }
 };
 
 // The two linear layers of a SwiGLU and their product. Used only where there are kernels for it.
@@ -246,7 +246,7 @@ struct LinearQkv {
     return all;
   }
   static Flops needed(Flops both, Needs<7> needs) {  // either all weights need a gradient or none
-    return for_needed(both, Needs<2>{needs[0], needs[1]});
+    return needed_flops(both, Needs<2>{needs[0], needs[1]});
   }
 };
 
@@ -254,14 +254,15 @@ struct LinearQkv {
 
 Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias) {
   require_defined("linear_gelu", {&x, &weight});
-  if (!kernel_linear(x, weight) && !gpu_linear(x, weight)) return gelu(linear(x, weight, bias));
+  if (!can_fuse_linear_cpu(x, weight) && !can_fuse_linear_gpu(x, weight))
+    return gelu(linear(x, weight, bias));
   return apply(LinearGelu{.weight_grad = kernel_grad_dtype(weight)}, x, weight, bias);
 }
 
 Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up) {
   require_defined("linear_swiglu", {&x, &gate, &up});
-  const bool on_cpu = kernel_linear(x, gate) && kernel_linear(x, up),
-             on_gpu = gpu_linear(x, gate) && gpu_linear(x, up);
+  const bool on_cpu = can_fuse_linear_cpu(x, gate) && can_fuse_linear_cpu(x, up),
+             on_gpu = can_fuse_linear_gpu(x, gate) && can_fuse_linear_gpu(x, up);
   if (!on_cpu && !on_gpu) return silu(linear(x, gate)) * linear(x, up);
   return apply(LinearSwiglu{.gate_grad = kernel_grad_dtype(gate), .up_grad = kernel_grad_dtype(up)},
                x, gate, up);
@@ -272,7 +273,8 @@ std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable,
   require_defined("linear_qkv", {&x, &weights[0], &weights[1], &weights[2]});
   const auto& [q, k, v] = weights;
   const auto fits = [&](const Variable& w) {
-    return (kernel_linear(x, w) || gpu_linear(x, w)) && w.requires_grad() == q.requires_grad();
+    return (can_fuse_linear_cpu(x, w) || can_fuse_linear_gpu(x, w)) &&
+           w.requires_grad() == q.requires_grad();
   };
   if (!std::ranges::all_of(weights, fits))
     return {linear(x, q, biases[0]), linear(x, k, biases[1]), linear(x, v, biases[2])};

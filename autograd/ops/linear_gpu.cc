@@ -87,7 +87,7 @@ at::Tensor gpu_gelu_backward(const at::Tensor& u_, const at::Tensor& dy_, at::Te
   if (sums != nullptr && column_sums_on_gpu(u.size(-1))) {
     const int64_t columns = u.size(-1), rows = rows_of(u);
     const at::TensorOptions options = u.options().dtype(at::kFloat);
-    const at::Tensor partials = at::empty({column_partials(rows, columns)}, options);
+    const at::Tensor partials = at::empty({column_sum_scratch(rows, columns)}, options);
     *sums = at::empty({columns}, options);
     cuda_api().gelu_backward_sums(u.const_data_ptr(), dy.const_data_ptr(), du.mutable_data_ptr(),
                                   type, rows, columns, partials.mutable_data_ptr<float>(),
@@ -146,7 +146,7 @@ at::Tensor column_sums(const at::Tensor& dy_) {
   const at::Tensor dy = for_kernels(dy_);
   const at::TensorOptions options = dy.options().dtype(at::kFloat);
   const int64_t rows = dy.size(0), columns = dy.size(1);
-  const at::Tensor partials = at::empty({column_partials(rows, columns)}, options),
+  const at::Tensor partials = at::empty({column_sum_scratch(rows, columns)}, options),
                    sums = at::empty({columns}, options);
   cuda_api().column_sums(matrix_of(dy), rows, columns, partials.mutable_data_ptr<float>(),
                          sums.mutable_data_ptr<float>());

@@ -260,7 +260,7 @@ struct LinearCrossEntropy {
 Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC,
                               const at::Tensor& targets_N, double divisor, int64_t ignore_index) {
   require_defined("linear_cross_entropy", {&x_NC, &weight_VC});
-  if (!kernel_linear(x_NC, weight_VC) && !gpu_linear(x_NC, weight_VC))
+  if (!can_fuse_linear_cpu(x_NC, weight_VC) && !can_fuse_linear_gpu(x_NC, weight_VC))
     return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
   return apply(LinearCrossEntropy{.targets_given = targets_N,
                                   .divisor = divisor,

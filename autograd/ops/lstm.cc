@@ -146,7 +146,7 @@ struct LstmLayer {
 /// it saves.
 bool is_fused(const Variable& x, const Variable& weight_ih, const Variable& weight_hh,
               const Variable& h, const Variable& c) {
-  return kernel_linear(x, weight_ih) && kernel_linear(h, weight_hh) &&
+  return can_fuse_linear_cpu(x, weight_ih) && can_fuse_linear_cpu(h, weight_hh) &&
          fused_linear_dtype(x, weight_ih) == fused_linear_dtype(h, weight_hh) &&
          kernel_dtype(c.dtype()) && x.size(0) > 1 && x.size(1) >= 16 && h.size(1) % 2 == 0;
 }

@@ -27,7 +27,7 @@ struct Matmul {
     const double forward = 2.0 * static_cast<double>(y.numel()) * static_cast<double>(a.size(-1));
     return {.forward = {.matmul = forward}, .backward = {.matmul = 2 * forward}};
   }
-  static Flops needed(Flops both, Needs<2> needs) { return for_needed(both, needs); }
+  static Flops needed(Flops both, Needs<2> needs) { return needed_flops(both, needs); }
 };
 
 }  // namespace

@@ -110,7 +110,7 @@ struct Norm {
         // result is deterministic.
         at::Tensor partials;
         if (needs[1] || needs[2])
-          partials = at::empty({norm_partials(all)}, in.options().dtype(at::kFloat));
+          partials = at::empty({norm_sum_scratch(all)}, in.options().dtype(at::kFloat));
         cuda_api().norm_backward(all, matrix_of(in), matrix_of(dy), to, add,
                                  partials.defined() ? partials.mutable_data_ptr<float>() : nullptr,
                                  dweight, dbias);

@@ -22,7 +22,7 @@ inline Variable product(const Variable& a, const Variable& b) { return matmul(a,
 /// Returns the FLOPs of a matrix product's backward if only some gradients are needed. `both` has
 /// the FLOPs for the gradients of both factors.
 template <size_t N>
-Flops for_needed(Flops both, Needs<N> needs) {
+Flops needed_flops(Flops both, Needs<N> needs) {
   both.matmul *= ((needs[0] ? 1 : 0) + (needs[1] ? 1 : 0)) / 2.0;
   return both;
 }

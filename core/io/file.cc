@@ -153,7 +153,8 @@ void on_bus_error(int, siginfo_t* info, void*) {
 
 /// Registers a mapping for the SIGBUS handler, and installs the handler on first use. Returns the
 /// slot, or -1 if all slots are in use.
-int claim_slot(const fs::path& path, const std::byte* data, size_t size, bool is_scratch = false) {
+int register_mapping(const fs::path& path, const std::byte* data, size_t size,
+                     bool is_scratch = false) {
   std::lock_guard lock(map_mutex);
   static const bool installed = [] {
     struct sigaction action{};
@@ -181,7 +182,7 @@ void free_slot(int slot) {
 }  // namespace
 
 ScratchWatch::ScratchWatch(const fs::path& folder, const std::byte* begin, size_t bytes)
-    : slot_(claim_slot(folder, begin, bytes, /*is_scratch=*/true)) {}
+    : slot_(register_mapping(folder, begin, bytes, /*is_scratch=*/true)) {}
 ScratchWatch::~ScratchWatch() { free_slot(slot_); }
 
 FileError::FileError(Exit code, const std::string& cause, int number)
@@ -386,7 +387,7 @@ MappedFile::MappedFile(const fs::path& path, Exit code) : path_(path) {
   if (map == MAP_FAILED) io_error("map", path, code);
   data_ = static_cast<const std::byte*>(map);
   size_ = file.size;
-  slot_ = claim_slot(path, data_, size_);
+  slot_ = register_mapping(path, data_, size_);
 }
 MappedFile::MappedFile(MappedFile&& o) noexcept { *this = std::move(o); }
 MappedFile& MappedFile::operator=(MappedFile&& o) noexcept {

@@ -31,7 +31,7 @@ bool progress_shown = false;
 class PrintableBuffer final : public std::streambuf {
  public:
   explicit PrintableBuffer(std::streambuf* to) : to_(to) {}
-  ~PrintableBuffer() override { pass_on(waiting_.size()); }
+  ~PrintableBuffer() override { forward_bytes(waiting_.size()); }
 
  private:
   int_type overflow(int_type c) override {
@@ -42,12 +42,12 @@ class PrintableBuffer final : public std::streambuf {
   }
   std::streamsize xsputn(const char* text, std::streamsize size) override {
     waiting_.append(text, static_cast<size_t>(size));
-    return pass_on(waiting_.size() - incomplete_bytes(waiting_)) ? size : 0;
+    return forward_bytes(waiting_.size() - incomplete_bytes(waiting_)) ? size : 0;
   }
   int sync() override { return to_->pubsync(); }
 
   /// Forwards the first bytes of the waiting text.
-  bool pass_on(size_t bytes) {
+  bool forward_bytes(size_t bytes) {
     const std::string shown = printable(std::string_view(waiting_).substr(0, bytes));
     waiting_.erase(0, bytes);
     const auto size = static_cast<std::streamsize>(shown.size());

@@ -229,30 +229,30 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
   // the same way.
   const auto carve = [&](char* base, auto&& use) {
     Carver c(base);
-    auto* q = c.take<float>(few_rows * s.width);
-    auto* scores = c.take<float>(few_rows * block);
-    auto* p = c.take<float>(few_rows * block);
-    auto* m = c.take<float>(few_rows);
-    auto* l = c.take<float>(few_rows);
-    auto* acc = c.take<float>(few_rows * wide);
+    auto* q = c.take<float>(max_gemv_rows * s.width);
+    auto* scores = c.take<float>(max_gemv_rows * block);
+    auto* p = c.take<float>(max_gemv_rows * block);
+    auto* m = c.take<float>(max_gemv_rows);
+    auto* l = c.take<float>(max_gemv_rows);
+    auto* acc = c.take<float>(max_gemv_rows * wide);
     use(q, scores, p, m, l, acc, c.take(most_lanes * s.width * bytes_of(type)));
     return c.used();
   };
 
   const Scratch scratch(carve(nullptr, [](auto...) {}));
-  const int64_t parts = divide_up(s.groups(), few_rows);  // of a group of heads
+  const int64_t parts = divide_up(s.groups(), max_gemv_rows);  // of a group of heads
 
   const auto run = [&](int64_t task) {
     const int64_t pair = task / parts, sample = pair / kv_heads, key_head = pair % kv_heads;
-    const int64_t first = key_head * s.groups() + task % parts * few_rows;
-    const int64_t heads = std::min(few_rows, (key_head + 1) * s.groups() - first),
+    const int64_t first = key_head * s.groups() + task % parts * max_gemv_rows;
+    const int64_t heads = std::min(max_gemv_rows, (key_head + 1) * s.groups() - first),
                   index = sample * s.heads + first;
     const Head head(s, type, index);
     const Matrix k = head.shared(k_rows), v = head.shared(v_rows);
 
     carve(scratch.mine(), [&](float* q, float* scores, float* p, float* m, float* l, float* acc,
                               char* space) {
-      std::fill_n(q, few_rows * s.width, 0.0f);
+      std::fill_n(q, max_gemv_rows * s.width, 0.0f);
       widen({head.own(q_rows).data, s.width, type}, heads, s.width, q, s.width);
       std::fill_n(m, heads, -INFINITY);
       std::fill_n(l, heads, 0.0f);

@@ -51,7 +51,7 @@ __global__ void column_totals_kernel(const float* partials, int64_t rows, int64_
   if (threadIdx.x < 32 && column < columns) sums[column] = total;
 }
 
-/// Writes the sums of the columns of `source`. `partials`: column_partials() floats.
+/// Writes the sums of the columns of `source`. `partials`: column_sum_scratch() floats.
 template <class Source>
 void launch_column_sums(const Source& source, int64_t rows, int64_t columns, float* partials,
                         float* sums, cudaStream_t stream) {

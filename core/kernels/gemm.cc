@@ -229,7 +229,7 @@ template <class T>
 }  // namespace
 
 void use_kernels(bool on) { kernels_on = on; }
-bool kernels_wanted() { return kernels_on; }
+bool kernels_enabled() { return kernels_on; }
 
 bool gemm_ready(Element type) { return kernels_on && gemm_possible(type); }
 

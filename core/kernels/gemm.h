@@ -46,7 +46,7 @@ Element multiplied_as(Element type);
 /// not, ops always use ATen's kernels. Not thread-safe.
 void use_kernels(bool on);
 /// Returns the value that use_kernels() set; true by default.
-bool kernels_wanted();
+bool kernels_enabled();
 /// Returns the instruction set that Highway chose for the vector loops: "AVX3" (AVX-512), "AVX2",
 /// "NEON", ...
 const char* vector_set();

@@ -151,7 +151,7 @@ namespace {
 constexpr int64_t task_rows = 64;  // rows of the matrix that a task takes: one panel of results
 
 /// Returns m rounded up to a number for which kernels are compiled.
-int64_t padded(int64_t m) { return m <= 2 ? m : m <= 4 ? 4 : few_rows; }
+int64_t padded(int64_t m) { return m <= 2 ? m : m <= 4 ? 4 : max_gemv_rows; }
 
 /// Writes a [m, k] to x in float32, followed by rows of zeros up to padded(m) rows.
 void widen_few(Matrix a, int64_t m, int64_t k, float* x) {
@@ -163,7 +163,7 @@ void widen_few(Matrix a, int64_t m, int64_t k, float* x) {
 
 bool gemv_ready(Element a, Element b, int64_t m) {
 #ifdef __x86_64__
-  return m <= few_rows && gemm_possible(a) && (b == Element::f32 || b == Element::bf16) &&
+  return m <= max_gemv_rows && gemm_possible(a) && (b == Element::f32 || b == Element::bf16) &&
          HWY_DYNAMIC_DISPATCH(few_rows_compiled)();
 #else
   (void)a, (void)b, (void)m;

@@ -14,7 +14,7 @@
 namespace lathe {
 
 /// The largest number of rows for these functions.
-constexpr int64_t few_rows = 8;
+constexpr int64_t max_gemv_rows = 8;
 
 /// Returns whether gemv_nt() takes a [m, k] and b [n, k] of these types. gemv_quantized() takes an
 /// `a` for which gemv_ready(a, Element::f32, m) is true.
@@ -39,7 +39,7 @@ struct QuantizedView {
   float scale_mean = 0;                 ///< added to scales that are stored as bytes
 };
 /// Computes a [m, k] times the transpose of b [n, k], then applies `e`. Sums are in float32, along
-/// the blocks of a row. m must be at most few_rows.
+/// the blocks of a row. m must be at most max_gemv_rows.
 void gemv_quantized(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64_t k,
                     const Epilogue& e);
 

@@ -24,7 +24,7 @@ bool has_amx_bf16() {
 }
 #endif
 
-bool bf16_products_pay() {
+bool bf16_matmuls_are_faster() {
 #ifdef __x86_64__
   return machine_isa() == Isa::amx ||
          (machine_isa() == Isa::avx512_bf16 && !__builtin_cpu_is("intel"));
@@ -36,7 +36,7 @@ bool bf16_products_pay() {
 }  // namespace
 
 Isa detail::isa_in_use = machine_isa();
-bool detail::multiplies_bf16 = bf16_products_pay();
+bool detail::multiplies_bf16 = bf16_matmuls_are_faster();
 
 const char* isa_name(Isa isa) { return names[static_cast<size_t>(isa)]; }
 

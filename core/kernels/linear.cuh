@@ -10,8 +10,8 @@
 namespace lathe {
 
 /// Writes the sums of the columns of x to `sums` [columns], in float32 and always in the same
-/// order. Rows of x must have no gaps between them. `partials`: scratch memory of column_partials()
-/// floats. Returns cudaErrorInvalidValue unless column_sums_on_gpu(columns).
+/// order. Rows of x must have no gaps between them. `partials`: scratch memory of
+/// column_sum_scratch() floats. Returns cudaErrorInvalidValue unless column_sums_on_gpu(columns).
 cudaError_t column_sums_cuda(Matrix x, int64_t rows, int64_t columns, float* partials, float* sums,
                              cudaStream_t stream);
 /// Writes out = a + b for n elements; `out` has a's type and may be a. n must be a multiple of 4.

@@ -31,7 +31,7 @@ inline bool column_sums_on_gpu(int64_t columns) { return columns > 0 && columns 
 /// The number of rows that one block of threads sums.
 constexpr int64_t column_sum_rows = 128;
 /// Returns the number of floats of scratch memory that column_sums_cuda() needs.
-inline int64_t column_partials(int64_t rows, int64_t columns) {
+inline int64_t column_sum_scratch(int64_t rows, int64_t columns) {
   return (rows + column_sum_rows - 1) / column_sum_rows * columns;
 }
 

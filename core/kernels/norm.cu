@@ -81,14 +81,14 @@ __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) 
   });
 }
 
-/// Each block processes norm_chunk rows, and writes the sums of dy h and dy over these rows to its
-/// part of `partials`.
+/// Each block processes norm_rows_per_block rows, and writes the sums of dy h and dy over these
+/// rows to its part of `partials`.
 template <int held, class In, class Grad>
 __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In* dx, bool add,
                                      float* partials) {
   const float inverse = 1.0f / static_cast<float>(n.columns);
-  const int64_t begin = blockIdx.x * norm_chunk,
-                end = begin + norm_chunk < n.rows ? begin + norm_chunk : n.rows;
+  const int64_t begin = blockIdx.x * norm_rows_per_block,
+                end = begin + norm_rows_per_block < n.rows ? begin + norm_rows_per_block : n.rows;
   // A thread keeps the sums of dweight and dbias for its columns in registers, over all rows.
   float dw[held][norm_width] = {}, db[held][norm_width] = {};
 
@@ -207,7 +207,7 @@ cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps,
 cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
                                float* partials, float* dweight, float* dbias, cudaStream_t stream) {
   if (!norm_on_gpu(n.columns)) return cudaErrorInvalidValue;
-  const int64_t blocks = (n.rows + norm_chunk - 1) / norm_chunk;
+  const int64_t blocks = (n.rows + norm_rows_per_block - 1) / norm_rows_per_block;
   bool done = n.rows == 0;
   if (!done) {
     done = with_gpu_elements(x.type, dy.type, [&](auto in, auto grad) {

@@ -13,7 +13,7 @@ namespace lathe {
 cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps,
                               cudaStream_t stream);
 /// Computes the same as norm_backward(), for the same rows as norm_forward_cuda(). Computes dweight
-/// and dbias only if `partials` is not null. It must have room for norm_partials() floats.
+/// and dbias only if `partials` is not null. It must have room for norm_sum_scratch() floats.
 cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
                                float* partials, float* dweight, float* dbias, cudaStream_t stream);
 

@@ -26,10 +26,10 @@ inline bool norm_on_gpu(int64_t columns) {
 }
 /// The number of rows over which one block of GPU threads sums dweight and dbias, before the sums
 /// of all blocks are added.
-constexpr int64_t norm_chunk = 16;
+constexpr int64_t norm_rows_per_block = 16;
 /// Returns the number of floats that norm_backward_cuda() needs for the sums of all blocks.
-inline int64_t norm_partials(const NormRows& n) {
-  return (n.rows + norm_chunk - 1) / norm_chunk * 2 * n.columns;
+inline int64_t norm_sum_scratch(const NormRows& n) {
+  return (n.rows + norm_rows_per_block - 1) / norm_rows_per_block * 2 * n.columns;
 }
 
 /// Computes y = (x - mean) rstd weight + bias; writes mean and rstd.

@@ -115,7 +115,7 @@ void widen_transposed(Matrix a, int64_t rows, int64_t columns, float* out, int64
 
 /// Sets columns [n, width) of a packed right factor of depth k to zero. An element of its rows has
 /// 4 bytes: a float32, or a pair.
-void clear_rest(void* out, int64_t k, int64_t n, int64_t width, Element as) {
+void clear_padding(void* out, int64_t k, int64_t n, int64_t width, Element as) {
   if (width == n) return;
   for (int64_t i = 0; i < (as == Element::f32 ? k : (k + 1) / 2); ++i)
     std::memset(static_cast<uint32_t*>(out) + i * width + n, 0, static_cast<size_t>(width - n) * 4);
@@ -131,11 +131,11 @@ void right(Matrix b, int64_t k, int64_t n, int64_t width, void* out, Element as)
                    static_cast<uint16_t*>(out) + i * width);
     }
   }
-  clear_rest(out, k, n, width, as);
+  clear_padding(out, k, n, width, as);
 }
 
 void right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out, Element as) {
-  clear_rest(out, k, n, width, as);
+  clear_padding(out, k, n, width, as);
   if (as != b.type) return widen_transposed(b, n, k, static_cast<float*>(out), width);
   const bool low = b.type != Element::f32;
   const int64_t units = low ? k / 2 : k;

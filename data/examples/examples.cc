@@ -87,14 +87,14 @@ class ExampleData final : public Data {
               .labels = manifest_.labels,
               .encoding = manifest_.encoding()};
     // Copy the statistics again: with folds, they differ from those of the manifest.
-    note_statistics();
+    copy_statistics();
   }
 
   const DatasetInfo& facts() const override { return facts_; }
   void normalize_as(const ExampleEncoding& encoding) override {
     inputs_ = encoding.inputs;
     targets_ = encoding.targets;
-    note_statistics();
+    copy_statistics();
   }
   int64_t train_size() const override { return train_size_; }
   int64_t val_size() const override { return val_size_; }
@@ -110,7 +110,7 @@ class ExampleData final : public Data {
 
   bool classifies() const { return manifest_.task == "classification"; }
   bool changes() const { return flip_ || crop_ > 0; }
-  Change change_of(uint64_t seed, int64_t sample) const {
+  Change augmentation_of(uint64_t seed, int64_t sample) const {
     const auto r = philox(counter(static_cast<uint64_t>(sample), 0),
                           make_key(seed, hash_name("data/augment")));
     // Nearly uniform in -crop .. crop: the probabilities of two shifts differ by at most 2^-32.
@@ -141,7 +141,7 @@ class ExampleData final : public Data {
   void check_keys(const DataConfig& config) const;
   void make_folds(int64_t folds, int64_t fold);
   /// Copies the statistics into facts_.
-  void note_statistics() {
+  void copy_statistics() {
     facts_.target_mean = targets_.mean;
     facts_.target_scale = targets_.scale;
     facts_.encoding->inputs = inputs_;
@@ -330,7 +330,7 @@ class ExampleTraining final : public TrainingBatches {
           make_key(seed_, hash_name("data/examples") + static_cast<uint64_t>(epoch)));
       const auto i =
           static_cast<int64_t>(order(static_cast<uint64_t>(sample % data_.train_size())));
-      const Change change = data_.change_of(seed_, sample);
+      const Change change = data_.augmentation_of(seed_, sample);
       data_.put(data_.train_example(i), buffers, b, data_.changes() ? &change : nullptr);
     }
   }

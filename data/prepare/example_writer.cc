@@ -49,12 +49,12 @@ void ExampleWriter::add(const RawExample& e, int64_t label, bool is_val) {
   if (!classifies_) target_statistics_.add(e.targets.data());
 }
 
-std::vector<MadeFile> ExampleWriter::finish() {
+std::vector<FinishedFile> ExampleWriter::finish() {
   if (train_->left != 0 || (val_ && val_->left != 0)) fail_changed_input();
   manifest_.inputs = input_statistics_.result();
   if (!classifies_) manifest_.targets = target_statistics_.result();
 
-  std::vector<MadeFile> files;
+  std::vector<FinishedFile> files;
   const auto end = [&](SplitOut& from, ExampleSplit& to) {
     for (const auto& [array, info] :
          {std::pair(&from.inputs, &to.inputs), std::pair(&from.targets, &to.targets)}) {

@@ -30,7 +30,7 @@ class ExampleWriter {
 
   /// Completes the files, adds their descriptions and the statistics to the manifest, and returns
   /// the files. Throws Exit::data if examples are missing.
-  std::vector<MadeFile> finish();
+  std::vector<FinishedFile> finish();
 
  private:
   struct SplitOut {

@@ -33,7 +33,7 @@ bool is_named_shard(const std::string& name) {
 }
 
 /// Collects the files that a manifest of any kind lists: all JSON objects with "file" and "xxh3".
-void collect_files(const Json& json, const std::string& where, std::vector<MadeFile>& found) {
+void collect_files(const Json& json, const std::string& where, std::vector<FinishedFile>& found) {
   if (json.is_object() && json.contains("file") && json.contains("xxh3"))
     found.push_back({manifest_file(json, "file", where),
                      json_get<std::string>(json, "xxh3", where, Exit::data)});
@@ -78,7 +78,7 @@ void Journal::write(const Progress& progress) const {
   fault_point("prepare: progress written");
 }
 
-void Journal::input_changed() const {
+void Journal::fail_input_changed() const {
   fail(Exit::data, "the input is not the same as before this command was interrupted; remove ",
        out_.string(), " to start over");
 }
@@ -113,7 +113,7 @@ void OutFolder::clear(const std::vector<std::string>& but) {
   if (const auto left = read_manifest_json(path_, marker)) {
     const std::string where = (path_ / marker).string();
     check_manifest_checksum(*left, where);
-    std::vector<MadeFile> files;
+    std::vector<FinishedFile> files;
     collect_files(*left, where, files);
     for (const auto& [name, xxh3] : files) {
       const fs::path file = path_ / name;
@@ -144,7 +144,7 @@ fs::path OutFolder::unfinished(const fs::path& folder, const std::string& file) 
   return folder / (unfinished_prefix + file);
 }
 
-void OutFolder::publish(const std::vector<MadeFile>& files,
+void OutFolder::publish(const std::vector<FinishedFile>& files,
                         const std::function<void(const std::string& name)>& write) {
   fault_point("prepare: shards written");
   write(marker);

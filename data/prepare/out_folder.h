@@ -63,7 +63,7 @@ class Journal {
   /// Replaces the record, durably.
   void write(const Progress& progress) const;
   /// Throws Exit::data, since the input of the finished parts has changed.
-  [[noreturn]] void input_changed() const;
+  [[noreturn]] void fail_input_changed() const;
   /// The name to pass to OutFolder::clear.
   static constexpr const char* name = "manifest.json-progress";
 
@@ -75,7 +75,7 @@ class Journal {
 };
 
 /// A finished file of a data folder.
-struct MadeFile {
+struct FinishedFile {
   std::string file, xxh3;
 };
 
@@ -106,7 +106,7 @@ class OutFolder {
   /// Calls `write`, which must write the manifest under the name that it is given. Then gives the
   /// finished files their final names, removes the record of the progress, and renames the
   /// manifest.
-  void publish(const std::vector<MadeFile>& files,
+  void publish(const std::vector<FinishedFile>& files,
                const std::function<void(const std::string& name)>& write);
 
  private:

@@ -49,7 +49,7 @@ struct Input {
 /// [at, end) and returns the position after the last one. `text` is the complete file, so f can
 /// read a token that extends beyond the piece. Releases the memory of processed pieces.
 template <class F>
-void read_through(const MappedFile& file, size_t at, ProgressReporter& meter, F&& f) {
+void for_each_piece(const MappedFile& file, size_t at, ProgressReporter& meter, F&& f) {
   const auto bytes = file.bytes();
   const std::string_view text = file.text();
   for (size_t released = 0; at < text.size();) {
@@ -115,7 +115,7 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
   for (const auto& input : inputs) {
     const MappedFile file(input.path, Exit::data);
     if (file.bytes().size() != input.bytes) changed(input.path);
-    read_through(file, input.begin, meter, [&](std::string_view text, size_t at, size_t end) {
+    for_each_piece(file, input.begin, meter, [&](std::string_view text, size_t at, size_t end) {
       check_is_text(input.path.string(), text.substr(at, end - at), at == input.begin,
                     "take --tokenizer byte --binary to make a token of each of its bytes");
       if (!chars) return end;
@@ -220,7 +220,7 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
   for (const auto& input : inputs) {
     const MappedFile file(input.path, Exit::data);
     if (file.bytes().size() != input.bytes) changed(input.path);
-    read_through(file, input.begin, meter, [&](std::string_view text, size_t at, size_t end) {
+    for_each_piece(file, input.begin, meter, [&](std::string_view text, size_t at, size_t end) {
       ids.clear();
       const size_t next = take(survey, input.path, text, at, end, ids);
       // The size of the splits was derived from the survey, so the counts must agree.
@@ -240,7 +240,7 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
           keep();
         }
       } else if (now.parts == before->parts && read.hex() != before->input) {
-        journal.input_changed();
+        journal.fail_input_changed();
       }
       return next;
     });
@@ -302,7 +302,7 @@ void prepare(const PrepareOptions& options) {
 
   std::vector<std::string> resumed_files;
   if (before) {
-    resumed_files = unfinished_shards({&train, &val});
+    resumed_files = resumable_files({&train, &val});
     log_info(options.out.string(), ": continuing after the ", before->train + before->val,
              " tokens that are already written");
   }
@@ -323,7 +323,7 @@ void prepare(const PrepareOptions& options) {
   manifest.train = train.finish();
   manifest.val = val.finish();
 
-  std::vector<MadeFile> files;
+  std::vector<FinishedFile> files;
   for (const auto* shards : {&manifest.train, &manifest.val}) {
     for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
   }

@@ -173,7 +173,7 @@ void DocumentPreparation::process(bool whole, const std::optional<Progress>& bef
     ++now.parts;
     // The recorded shards are valid only for the input that they were made from.
     if (before && now.parts == done) {
-      if (input.hex() != before->input) journal.input_changed();
+      if (input.hex() != before->input) journal.fail_input_changed();
       manifest.largest_id = before->largest_id;
       sorter.learned() = static_cast<uint64_t>(before->learned);
     }
@@ -368,7 +368,7 @@ void prepare_documents(const DocumentOptions& o) {
   }
 
   if (before) {
-    resumed_files = unfinished_shards({train.get(), val.get(), spool.get()});
+    resumed_files = resumable_files({train.get(), val.get(), spool.get()});
     log_info(o.out.string(), ": continuing after the ", before->parts,
              " parts that are already written");
   }
@@ -398,7 +398,7 @@ void prepare_documents(const DocumentOptions& o) {
   check_enough(manifest, train->tokens(), val->tokens());
   manifest.train = train->finish();
   manifest.val = val->finish();
-  std::vector<MadeFile> files;
+  std::vector<FinishedFile> files;
   for (const auto* shards : {&manifest.train, &manifest.val}) {
     for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
   }

@@ -342,7 +342,7 @@ void prepare_examples(const ExampleOptions& options) {
       writer.add(e, targets.class_of(e, *val_source), /*is_val=*/true);
     });
   }
-  const std::vector<MadeFile> files = writer.finish();
+  const std::vector<FinishedFile> files = writer.finish();
   out.publish(files,
               [&](const std::string& name) { write_example_manifest(options.out, m, name); });
 

@@ -13,8 +13,8 @@ void SplitWriter::write(std::span<const int32_t> ids) {
     if (!file_.is_open()) open();
     const size_t here =
         std::min(ids.size(), static_cast<size_t>(shard_tokens_ - shards_.back().tokens));
-    narrow_.assign(ids.begin(), ids.begin() + static_cast<int64_t>(wide_ ? 0 : here));
-    const void* data = wide_ ? static_cast<const void*>(ids.data()) : narrow_.data();
+    uint16_ids_.assign(ids.begin(), ids.begin() + static_cast<int64_t>(wide_ ? 0 : here));
+    const void* data = wide_ ? static_cast<const void*>(ids.data()) : uint16_ids_.data();
     const size_t bytes = (wide_ ? 4 : 2) * here;
 
     file_.write(data, bytes);
@@ -127,7 +127,7 @@ void record(const Journal& journal, Progress progress, SplitWriter& train, Split
   journal.write(progress);
 }
 
-std::vector<std::string> unfinished_shards(std::initializer_list<const SplitWriter*> splits) {
+std::vector<std::string> resumable_files(std::initializer_list<const SplitWriter*> splits) {
   std::vector<std::string> names{Journal::name};
   for (const SplitWriter* split : splits) {
     for (const std::string& file : split->files()) names.push_back(file);

@@ -57,7 +57,7 @@ class SplitWriter {
   std::optional<int64_t> most_tokens_;
   bool wide_;
   int64_t tokens_ = 0;
-  std::vector<uint16_t> narrow_;
+  std::vector<uint16_t> uint16_ids_;
   OutputFile file_;
   Checksum sum_;
   std::vector<ShardInfo> shards_;
@@ -68,6 +68,6 @@ class SplitWriter {
 void record(const Journal& journal, Progress progress, SplitWriter& train, SplitWriter& val);
 /// Returns the names of the files that OutFolder::clear must keep for a resumed preparation: the
 /// journal, and the files of these splits.
-std::vector<std::string> unfinished_shards(std::initializer_list<const SplitWriter*> splits);
+std::vector<std::string> resumable_files(std::initializer_list<const SplitWriter*> splits);
 
 }  // namespace lathe

@@ -71,7 +71,7 @@ class TableSource final : public ExampleSource {
   TableSource(const std::vector<std::string>& files, const TableOptions& options,
               const TableSource* like) {
     for (const auto& file : files) files_.emplace_back(file, Exit::data);
-    names_file_ = like != nullptr ? like->names_file_ : files[0];
+    layout_file_ = like != nullptr ? like->layout_file_ : files[0];
     layout_ = like != nullptr ? like->layout_ : find_layout(files[0], files_[0].text(), options);
   }
 
@@ -104,7 +104,7 @@ class TableSource final : public ExampleSource {
             const std::function<void(const RawExample&)>& f);
 
   std::vector<MappedFile> files_;
-  std::string names_file_;  // the file whose first lines determine the layout
+  std::string layout_file_;  // the file whose first lines determine the layout
   TableLayout layout_;
   std::string file_;
   int64_t line_ = 0, skipped_ = 0;
@@ -142,7 +142,7 @@ void TableSource::each_row(ProgressReporter& meter,
       line_ = rows.line();
       if (fields.size() != columns.size()) {
         fail(Exit::data, file_, ":", line_, " has ", fields.size(),
-             " columns, but the first line of ", names_file_, " has ", columns.size(),
+             " columns, but the first line of ", layout_file_, " has ", columns.size(),
              "; give every line the same number of columns");
       }
       if (!first) {
@@ -153,7 +153,7 @@ void TableSource::each_row(ProgressReporter& meter,
       // Every file must have the same header line, since other names would mean other columns.
       for (size_t c = 0; c < columns.size(); ++c) {
         if (columns[c].role != ColumnRole::dropped && fields[c] != columns[c].name)
-          fail(Exit::data, file_, ":", line_, " has another header line than ", names_file_,
+          fail(Exit::data, file_, ":", line_, " has another header line than ", layout_file_,
                "; give all files the same");
       }
     }
@@ -190,7 +190,7 @@ void TableSource::scan(ProgressReporter& meter) {
 
   for (const size_t c : scanned) {
     if (layout_.is_undecided[c])
-      fail(Exit::data, names_file_, ": ", column_name(columns[c], c),
+      fail(Exit::data, layout_file_, ": ", column_name(columns[c], c),
            " is empty in every line; leave it out with --drop ", c + 1);
     refuse_comma_numbers(c, values[c]);
     columns[c].values.assign(values[c].begin(), values[c].end());
@@ -202,7 +202,7 @@ void TableSource::refuse_comma_numbers(size_t c, const std::set<std::string>& va
   if (layout_.is_forced[c] || values.empty() ||
       !std::all_of(values.begin(), values.end(), is_comma_number))
     return;
-  fail(Exit::data, names_file_, ": ", column_name(format().columns[c], c),
+  fail(Exit::data, layout_file_, ": ", column_name(format().columns[c], c),
        " has numbers with commas, such as ", lathe::quoted(*values.begin()),
        "; write decimal points and no separators of thousands, or make categories of the column "
        "with --category ",

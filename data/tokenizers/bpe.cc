@@ -125,16 +125,17 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   const auto tokens = std::ssize(d.tokens);
   if (tokens > 100'000'000)
     fail(Exit::data, where, ": a vocabulary of ", tokens, " tokens is too large");
-  of_characters_ = !d.byte_tokens.empty();
+  is_sentencepiece_ = !d.byte_tokens.empty();
   if (d.begin >= 0 && std::ranges::find(d.special, d.begin, &SpecialToken::id) == d.special.end())
     fail(Exit::data, where, ": texts begin with the token ", d.begin,
          ", which is not a special one");
-  if (d.patterns.empty() && !of_characters_) fail(Exit::data, where, ": there is no pre-tokenizer");
-  if (of_characters_ && d.byte_tokens.size() != 256)
+  if (d.patterns.empty() && !is_sentencepiece_)
+    fail(Exit::data, where, ": there is no pre-tokenizer");
+  if (is_sentencepiece_ && d.byte_tokens.size() != 256)
     fail(Exit::data, where, ": only ", d.byte_tokens.size(), " of the 256 bytes have a token");
 
   for (const std::string& pattern : d.patterns) pretokenizers_.emplace_back(pattern, where);
-  of_byte_.fill(-1);
+  byte_ids_.fill(-1);
 
   std::vector<bool> is_special(d.tokens.size());
   for (const SpecialToken& s : d.special) {
@@ -143,7 +144,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
       fail(Exit::data, where, ": the special token \"", s.text, "\" is not the token of its id ",
            s.id);
     is_special[static_cast<size_t>(s.id)] = true;
-    starts_special_[static_cast<unsigned char>(s.text[0])] = true;
+    special_first_bytes_[static_cast<unsigned char>(s.text[0])] = true;
     special_.emplace(s.text, &s);
     special_sizes_.push_back(s.text.size());
     has_text_tokens_ |= !s.special;
@@ -153,7 +154,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
 
   // byte_fallback needs a token for each byte. In d.tokens its text is the byte, not <0x0A>.
   for (size_t byte = 0; byte < d.byte_tokens.size(); ++byte) {
-    const int32_t id = of_byte_[byte] = d.byte_tokens[byte];
+    const int32_t id = byte_ids_[byte] = d.byte_tokens[byte];
     if (id < 0 || id >= tokens ||
         d.tokens[static_cast<size_t>(id)] != std::string(1, static_cast<char>(byte)))
       fail(Exit::data, where, ": the token of the byte ", byte, " is not that of its id ", id);
@@ -170,8 +171,9 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     if (!ids_.emplace(token, id).second)
       fail(Exit::data, where, ": ids ", ids_.at(token), " and ", id, " are the same token \"",
            token, "\"");
-    if (token.size() == 1 && !of_characters_) of_byte_[static_cast<unsigned char>(token[0])] = id;
-    if (of_characters_ && token.size() > 1 && token.find('\n') != std::string::npos)
+    if (token.size() == 1 && !is_sentencepiece_)
+      byte_ids_[static_cast<unsigned char>(token[0])] = id;
+    if (is_sentencepiece_ && token.size() > 1 && token.find('\n') != std::string::npos)
       ends_at_lines_ = false;
     // A token such as "a b" extends over two words, so words can't be encoded separately.
     const size_t letter = token.find_first_not_of(' ');
@@ -205,7 +207,7 @@ int32_t special_id(const BPEDefinition& d, std::string_view text) {
   return found == d.special.end() ? -1 : found->id;
 }
 
-TextMarks boundary_tokens(const BPEDefinition& d) {
+BoundaryTokens boundary_tokens(const BPEDefinition& d) {
   // Added tokens that are text do not begin or end texts: Gemma's </s>, for example, is an HTML
   // tag. Tokens that end a turn count anyway, since they are often added without being marked as
   // special.
@@ -248,7 +250,7 @@ void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, Spec
   const bool text_only = special == SpecialText::text;
   const bool none = text_only && !bpe_.has_text_tokens_;
   for (size_t at = 0; !none && at < text.size();) {
-    const SpecialToken* s = bpe_.starts_special_[static_cast<unsigned char>(text[at])]
+    const SpecialToken* s = bpe_.special_first_bytes_[static_cast<unsigned char>(text[at])]
                                 ? bpe_.special_at(text, at, text_only)
                                 : nullptr;
     if (s == nullptr) {
@@ -273,7 +275,7 @@ void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first,
   const BPEDefinition& d = bpe_.definition_;
   std::string normal = d.nfc && !is_ascii(text) ? normal_form_c(text) : "";
   if (!normal.empty()) text = normal;
-  if (!bpe_.of_characters_) return encode_piece(text, 0, out);
+  if (!bpe_.is_sentencepiece_) return encode_piece(text, 0, out);
 
   std::string spaced = replace_all(text, space_mark, " ");
   const SpaceBefore rule =
@@ -362,7 +364,8 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
 
   // SentencePiece's form begins with characters, and uses bytes only for those without a token.
   for (size_t at = 0; at < piece.size();) {
-    if (const size_t length = bpe_.of_characters_ ? code_point_length(piece, at) : 0; length > 0) {
+    if (const size_t length = bpe_.is_sentencepiece_ ? code_point_length(piece, at) : 0;
+        length > 0) {
       if (const auto found = bpe_.ids_.find(piece.substr(at, length)); found != bpe_.ids_.end()) {
         add(found->second);
         at += length;
@@ -371,10 +374,10 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     }
 
     const auto byte = static_cast<unsigned char>(piece[at++]);
-    if (bpe_.of_byte_[byte] < 0)
+    if (bpe_.byte_ids_[byte] < 0)
       fail(Exit::data, "the tokenizer has no token for the byte ", static_cast<int>(byte),
            " of the text");
-    add(bpe_.of_byte_[byte]);
+    add(bpe_.byte_ids_[byte]);
   }
 
   symbols.back().after = -1;

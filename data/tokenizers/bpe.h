@@ -75,13 +75,13 @@ int32_t special_id(const BPEDefinition& definition, std::string_view text);
 
 /// Ids of the special tokens that begin a text, end a text, end a turn of a chat, and pad a batch;
 /// -1: there is none.
-struct TextMarks {
+struct BoundaryTokens {
   int32_t begin = -1, end = -1, turn_end = -1, pad = -1;
 };
-/// Returns a tokenizer's TextMarks. `begin` is the token that the post-processor adds; without one,
-/// and for the other fields, it is a token with a usual name. GPT-2's <|endoftext|> both begins and
-/// ends texts. `pad` is not set.
-TextMarks boundary_tokens(const BPEDefinition& definition);
+/// Returns a tokenizer's BoundaryTokens. `begin` is the token that the post-processor adds; without
+/// one, and for the other fields, it is a token with a usual name. GPT-2's <|endoftext|> both
+/// begins and ends texts. `pad` is not set.
+BoundaryTokens boundary_tokens(const BPEDefinition& definition);
 
 /// A BPE tokenizer: immutable, so any number of threads may share one object.
 ///
@@ -143,13 +143,13 @@ class BPE {
 
   BPEDefinition definition_;
   std::vector<Pretokenizer> pretokenizers_;
-  std::array<int32_t, 256> of_byte_{};  // id of each byte; -1: the vocabulary lacks the byte
-  bool of_characters_ = false;          // SentencePiece's form
-  bool ends_at_spaces_ = false;         // no token has a space after another character
+  std::array<int32_t, 256> byte_ids_{};  // id of each byte; -1: the vocabulary lacks the byte
+  bool is_sentencepiece_ = false;        // SentencePiece's form
+  bool ends_at_spaces_ = false;          // no token has a space after another character
   bool ends_at_lines_ = false;
   std::unordered_map<std::string_view, int32_t> ids_;  // by the token's bytes; no special tokens
   std::unique_ptr<Merges> merges_;
-  std::array<bool, 256> starts_special_{};
+  std::array<bool, 256> special_first_bytes_{};
   bool has_text_tokens_ = false;  // some special tokens are text
   std::unordered_map<std::string_view, const SpecialToken*> special_;  // by text
   std::vector<size_t> special_sizes_;  // the different sizes of their texts, largest first

@@ -97,7 +97,7 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
 
 /// Reads the normalizer and the pre-tokenizer of SentencePiece's form. They replace spaces by
 /// U+2581, and may put a space before a text.
-void read_marking(const Json& json, BPEDefinition& d, const std::string& where) {
+void read_sentencepiece(const Json& json, BPEDefinition& d, const std::string& where) {
   d.patterns.clear();
   bool marked = false;
 
@@ -339,7 +339,7 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   if (flag(model, "byte_fallback", false, where)) {
     d.byte_tokens.assign(256, -1);
     if (d.whole_pieces) unknown(where, "the model's ignore_merges beside byte_fallback");
-    read_marking(json, d, where);
+    read_sentencepiece(json, d, where);
   } else {
     if (!is_absent(json, "normalizer")) read_normalizer(json["normalizer"], d, where);
     if (is_absent(json, "pre_tokenizer")) unknown(where, "a tokenizer without pre_tokenizer");

@@ -18,7 +18,8 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
                            const std::string& what_to_do)
     : bpe_(tokenizer.bpe()) {
   // Each part of a conversation follows a special token, so none is the first part of a text.
-  if (bpe_ != nullptr) spaced_ = bpe_->definition().space_before != SpaceBefore::first_without;
+  if (bpe_ != nullptr)
+    may_prepend_space_ = bpe_->definition().space_before != SpaceBefore::first_without;
   const TokenizerSettings& settings = tokenizer.settings();
   const bool has_template = !settings.chat_template.empty();
   const std::string bos =
@@ -40,11 +41,11 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
   // ChatML has no token after the role, only a line break.
   open_ = special(bpe_, format_.llama3 ? "<|start_header_id|>" : "<|im_start|>");
   close_ = special(bpe_, format_.llama3 ? "<|eot_id|>" : "<|im_end|>");
-  behind_role_ = format_.llama3 ? "\n\n" : "\n";
+  after_role_ = format_.llama3 ? "\n\n" : "\n";
   if (format_.llama3)
     opened_ = special(bpe_, "<|end_header_id|>");
   else
-    behind_message_ = "\n";
+    after_message_ = "\n";
   if (format_.begins) first_ = special(bpe_, bos.c_str());
 
   if (open_ < 0 || close_ < 0 || (format_.llama3 && opened_ < 0) ||
@@ -76,12 +77,12 @@ void ChatTemplate::begin(BPE::Encoder& encoder, std::vector<int32_t>& ids,
                          const ChatMessage& m) const {
   ids.push_back(static_cast<int32_t>(open_));
   if (opened_ < 0) {
-    encoder.encode(m.role + behind_role_ + m.text, ids, SpecialText::text, spaced_);
+    encoder.encode(m.role + after_role_ + m.text, ids, SpecialText::text, may_prepend_space_);
     return;
   }
-  encoder.encode(m.role, ids, SpecialText::text, spaced_);
+  encoder.encode(m.role, ids, SpecialText::text, may_prepend_space_);
   ids.push_back(static_cast<int32_t>(opened_));
-  encoder.encode(behind_role_ + m.text, ids, SpecialText::text, spaced_);
+  encoder.encode(after_role_ + m.text, ids, SpecialText::text, may_prepend_space_);
 }
 
 std::vector<int64_t> ChatTemplate::encode_prompt(const std::vector<ChatMessage>& messages) const {
@@ -91,7 +92,7 @@ std::vector<int64_t> ChatTemplate::encode_prompt(const std::vector<ChatMessage>&
   for (const ChatMessage& m : written_messages(format_, messages)) {
     begin(encoder, ids, m);
     ids.push_back(static_cast<int32_t>(close_));
-    encoder.encode(behind_message_, ids, SpecialText::text, spaced_);
+    encoder.encode(after_message_, ids, SpecialText::text, may_prepend_space_);
   }
   begin(encoder, ids, {"assistant", ""});
   return {ids.begin(), ids.end()};
@@ -115,7 +116,7 @@ void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::
     ids.push_back(learned ? static_cast<int32_t>(close_)
                           : mark_token(static_cast<int32_t>(close_)));
     const size_t end = ids.size();
-    encoder.encode(behind_message_, ids, SpecialText::text, spaced_);
+    encoder.encode(after_message_, ids, SpecialText::text, may_prepend_space_);
     mark_tokens(ids, end);
   }
 }
@@ -162,7 +163,7 @@ void set_chat_template(Tokenizer& tokenizer, const std::string& choice) {
   const auto& tokens = tokenizer.bpe()->definition().tokens;
   const auto name = [&](int32_t id) { return id < 0 ? "" : tokens[static_cast<size_t>(id)]; };
   if (!s.has_special_tokens) {
-    const TextMarks marks = tokenizer.marks();
+    const BoundaryTokens marks = tokenizer.marks();
     s.bos_token = choice == "llama3" ? "<|begin_of_text|>" : name(marks.begin);
     s.eos_token = name(marks.end);
     s.has_special_tokens = true;

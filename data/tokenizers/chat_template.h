@@ -44,8 +44,9 @@ class ChatTemplate {
   // Tokens before a conversation, before a role, after a role and after a text; -1: the format has
   // none.
   int64_t first_ = -1, open_ = -1, opened_ = -1, close_ = -1;
-  std::string behind_role_, behind_message_;
-  bool spaced_ = true;  // the tokenizer may put a space before text that follows a special token
+  std::string after_role_, after_message_;
+  bool may_prepend_space_ =
+      true;  // the tokenizer may put a space before text that follows a special token
 };
 
 /// Returns a description of a tokenizer's chat template; "" if it has none.

@@ -92,7 +92,7 @@ void Tokenizer::add_to_json(Json& json, const char* kind_key) const {
 
 int32_t Tokenizer::document_end() const {
   if (!bpe_) return -1;
-  const TextMarks usual = boundary_tokens(bpe_->definition());
+  const BoundaryTokens usual = boundary_tokens(bpe_->definition());
   if (usual.end >= 0) return usual.end;
   // The settings of a chat model may name the token that ends a turn, which occurs within
   // documents.
@@ -102,14 +102,14 @@ int32_t Tokenizer::document_end() const {
 
 bool Tokenizer::ends_text(int64_t id) const {
   if (!bpe_ || id < 0) return false;
-  const TextMarks usual = boundary_tokens(bpe_->definition());
+  const BoundaryTokens usual = boundary_tokens(bpe_->definition());
   return id == usual.end || id == usual.turn_end || id == marks().end ||
          std::ranges::find(settings_.end_ids, id) != settings_.end_ids.end();
 }
 
-TextMarks Tokenizer::marks() const {
+BoundaryTokens Tokenizer::marks() const {
   if (!bpe_) return {};
-  TextMarks marks = boundary_tokens(bpe_->definition());
+  BoundaryTokens marks = boundary_tokens(bpe_->definition());
   if (!settings_.has_special_tokens) return marks;
   const auto id = [&](const std::string& name) { return name.empty() ? -1 : bpe_->id_of(name); };
   marks.begin = id(settings_.bos_token);

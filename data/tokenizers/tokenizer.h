@@ -56,7 +56,7 @@ class Tokenizer {
   bool ends_text(int64_t id) const;
   /// Returns the tokens that begin and end a text: those that the settings name, or else those with
   /// the usual names. All are -1 unless this is a BPE.
-  TextMarks marks() const;
+  BoundaryTokens marks() const;
   /// Returns the settings that came with the tokenizer, such as its chat template. They do not
   /// change ids.
   const TokenizerSettings& settings() const { return settings_; }

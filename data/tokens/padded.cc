@@ -128,7 +128,7 @@ int64_t PaddedDocuments::count_longer(int64_t window) const {
 
 int64_t PaddedDocuments::targets(int64_t item, int64_t window) const {
   const Document& d = documents_[static_cast<size_t>(item)];
-  return tokens_.count_learned(d.begin + 1, std::min(d.length - 1, window));
+  return tokens_.count_unmarked(d.begin + 1, std::min(d.length - 1, window));
 }
 
 void PaddedDocuments::put(int64_t item, const std::vector<at::Tensor>& buffers, int64_t n,

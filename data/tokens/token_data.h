@@ -36,14 +36,14 @@ class TokenData final : public Data {
   /// Returns the tokens of the validation split; null if it is missing.
   const TokenFile* val() const { return val_ ? &*val_ : nullptr; }
   /// Returns the options with which batches of windows are made.
-  const WindowKind& windows() const { return windows_; }
+  const WindowOptions& windows() const { return windows_; }
 
  private:
   fs::path folder_;
   std::optional<DataManifest> manifest_;
   std::optional<TokenFile> train_, val_;
   DatasetInfo facts_;
-  WindowKind windows_;
+  WindowOptions windows_;
   int64_t document_end_ = -1;  // -1 unless data.documents = separate or data.packing = examples
   std::optional<PaddedDocuments> train_documents_, val_documents_;  // data.packing = examples
 };

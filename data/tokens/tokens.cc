@@ -171,7 +171,7 @@ std::vector<int64_t> TokenFile::begins() const {
   return found;
 }
 
-int64_t TokenFile::count_learned(int64_t begin, int64_t n) const {
+int64_t TokenFile::count_unmarked(int64_t begin, int64_t n) const {
   const uint32_t mark = marked_ ? token_mark : 0;
   int64_t learned = 0;
   each(begin, n, [&](const Shard&, int64_t, uint32_t id) { learned += (id & mark) == 0; });
@@ -231,24 +231,24 @@ void TokenFile::check_ids(int64_t vocab, int64_t limit) const {
   }
 }
 
-std::string TokenFile::identity(bool believe_manifest) const {
+std::string TokenFile::identity(bool trust_manifest) const {
   constexpr size_t samples = 128;
   Checksum all;
   for (const auto& s : shards_) {
     std::string sum = str(s.tokens, " ", s.xxh3);
     if (s.xxh3.empty())
       sum += sampled_checksum(s.file.bytes(), samples);
-    else if (!believe_manifest)
+    else if (!trust_manifest)
       sum += " " + sampled_checksum(s.file.bytes(), std::max<size_t>(2, samples / shards_.size()));
     all.update(sum.data(), sum.size());
   }
   return all.hex();
 }
 
-std::string TokenFile::fingerprint() const { return identity(/*believe_manifest=*/false); }
+std::string TokenFile::fingerprint() const { return identity(/*trust_manifest=*/false); }
 
 bool TokenFile::matches(const std::string& saved) const {
-  return saved == identity(/*believe_manifest=*/true) || saved == fingerprint();
+  return saved == identity(/*trust_manifest=*/true) || saved == fingerprint();
 }
 
 void TokenFile::verify(const std::function<bool()>& stop) const {

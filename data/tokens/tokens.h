@@ -39,7 +39,7 @@ class TokenFile {
   void read_targets(int64_t begin, int64_t n, int64_t* out) const;
   /// Returns how many of the tokens [begin, begin + n) are not marked, and so count toward the
   /// loss.
-  int64_t count_learned(int64_t begin, int64_t n) const;
+  int64_t count_unmarked(int64_t begin, int64_t n) const;
   /// Returns the positions where the rows of preference data begin (DataManifest::pairs): each row
   /// is a prompt with one answer. Reads all tokens. Empty for other data.
   std::vector<int64_t> begins() const;
@@ -75,9 +75,9 @@ class TokenFile {
     int width;  // bytes of a token
     std::string xxh3;
   };
-  /// Returns the fingerprint. If `believe_manifest` is true, does not read the bytes of shards that
+  /// Returns the fingerprint. If `trust_manifest` is true, does not read the bytes of shards that
   /// have a checksum in the manifest.
-  std::string identity(bool believe_manifest) const;
+  std::string identity(bool trust_manifest) const;
   /// Calls f(shard, position in the shard, id with the bits of mark.h) for tokens [begin, begin +
   /// n).
   template <class F>

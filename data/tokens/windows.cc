@@ -15,7 +15,7 @@ namespace {
 /// and then Batch::starts [rows, T] if documents are separate.
 class WindowLayout {
  public:
-  WindowLayout(const std::vector<WindowSource>& sources, const WindowKind& kind) : kind_(kind) {
+  WindowLayout(const std::vector<WindowSource>& sources, const WindowOptions& kind) : kind_(kind) {
     for (const WindowSource& s : sources) marked_ = marked_ || s.tokens->marked();
   }
 
@@ -54,14 +54,14 @@ class WindowLayout {
   bool marked() const { return marked_; }
 
  private:
-  WindowKind kind_;
+  WindowOptions kind_;
   bool marked_ = false;
 };
 
 class Windows final : public TrainingBatches {
  public:
   Windows(const std::vector<WindowSource>& sources, const BatchSizes& sizes, uint64_t seed,
-          const WindowKind& kind)
+          const WindowOptions& kind)
       : sources_(sources), sizes_(sizes), layout_(sources, kind) {
     std::vector<double> weights;
     for (const WindowSource& s : sources) {
@@ -87,7 +87,7 @@ class Windows final : public TrainingBatches {
     int64_t learned = 0;
     for (int64_t row = 0; row < sizes_.batch_size; ++row) {
       const auto [tokens, begin] = window(micro_batch * sizes_.batch_size + row);
-      learned += tokens->count_learned(begin + 1, sizes_.block_size);
+      learned += tokens->count_unmarked(begin + 1, sizes_.block_size);
     }
     return learned;
   }
@@ -117,7 +117,7 @@ class Windows final : public TrainingBatches {
 class EvaluationWindows final : public EvaluationBatches {
  public:
   EvaluationWindows(const std::vector<WindowSource>& sources, const BatchSizes& sizes,
-                    int64_t batches, at::Device device, const WindowKind& kind)
+                    int64_t batches, at::Device device, const WindowOptions& kind)
       : sources_(sources), sizes_(sizes), device_(device), layout_(sources, kind) {
     int64_t complete = 0;
     for (const WindowSource& s : sources) complete += targets_of(s) / sizes.block_size;
@@ -186,13 +186,14 @@ class EvaluationWindows final : public EvaluationBatches {
 
 std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource>& sources,
                                                   const BatchSizes& sizes, uint64_t seed,
-                                                  const WindowKind& kind) {
+                                                  const WindowOptions& kind) {
   return std::make_unique<Windows>(sources, sizes, seed, kind);
 }
 
 std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources,
                                                       const BatchSizes& sizes, int64_t batches,
-                                                      at::Device device, const WindowKind& kind) {
+                                                      at::Device device,
+                                                      const WindowOptions& kind) {
   return std::make_unique<EvaluationWindows>(sources, sizes, batches, device, kind);
 }
 

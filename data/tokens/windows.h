@@ -24,7 +24,7 @@ struct WindowSource {
 };
 
 /// Defines what windows have in addition to inputs and targets.
-struct WindowKind {
+struct WindowOptions {
   /// If set, batches have Batch::starts, and this is the id of the token between two documents. The
   /// token belongs to the second one.
   std::optional<int64_t> document_end{};
@@ -33,7 +33,7 @@ struct WindowKind {
 /// Returns training windows; the token files of the sources must outlive them.
 std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource>& sources,
                                                   const BatchSizes& sizes, uint64_t seed,
-                                                  const WindowKind& kind);
+                                                  const WindowOptions& kind);
 /// Returns the batches of an evaluation. They cover all tokens of each source in turn, in windows
 /// that do not overlap; the last window of a source may be shorter. If `batches` is not 0 and there
 /// are enough windows, they are only a sample of `batches` times `sizes.batch_size` windows, spread
@@ -41,6 +41,6 @@ std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource
 /// several sources can give more batches. The token files must outlive the result.
 std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources,
                                                       const BatchSizes& sizes, int64_t batches,
-                                                      at::Device device, const WindowKind& kind);
+                                                      at::Device device, const WindowOptions& kind);
 
 }  // namespace lathe

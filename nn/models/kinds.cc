@@ -130,7 +130,7 @@ Variable head_logits(const Variable& x, const Variable& weight, double softcap) 
                                   *cut_of(weight));
 }
 
-int64_t rows_of_logits(const Variable& weight) {
+int64_t logit_rows_per_chunk(const Variable& weight) {
   constexpr int64_t elements = int64_t{1} << 25;
   const TensorCut* const cut = cut_of(weight);
   const int64_t columns =
@@ -153,7 +153,7 @@ Variable head_cross_entropy(const Variable& x_, const Variable& weight, double s
   // rows together.
   if (divisor == 0 || x.size(0) == 0) return loss_of(x, targets);
 
-  const int64_t step = rows_of_logits(weight);
+  const int64_t step = logit_rows_per_chunk(weight);
   Variable total;
   for (int64_t begin = 0; begin < x.size(0); begin += step) {
     const int64_t end = std::min(begin + step, x.size(0));

@@ -118,7 +118,7 @@ class Model {
 Variable head_logits(const Variable& x, const Variable& weight, double softcap);
 /// Returns how many rows of logits head_cross_entropy() computes at a time: the same number on all
 /// tensor ranks, whose parts of the vocabulary may differ by one row.
-int64_t rows_of_logits(const Variable& weight);
+int64_t logit_rows_per_chunk(const Variable& weight);
 /// Returns the summed cross-entropy of head_logits() of x [N, C] over the targets [N] that are not
 /// -100, divided by `divisor` (0 stands for their number). Does not keep complete logits, with one
 /// exception: a `divisor` of 0 with a softcap or with tensor ranks that have parts of the

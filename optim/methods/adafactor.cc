@@ -28,7 +28,7 @@ class Adafactor final : public Method {
   }
   UpdateRule rule() const override { return rule_; }
 
-  StateOf state(const NamedParameter& p) const override {
+  MethodState state(const NamedParameter& p) const override {
     const at::Tensor& t = p.parameter.data();
     const auto dtype = state_dtype(t);
     if (t.dim() < 2 || t.numel() == 0)

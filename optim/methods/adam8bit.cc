@@ -85,11 +85,11 @@ class Adam8bit final : public Method {
   }
   UpdateRule rule() const override { return rule_; }
 
-  StateOf state(const NamedParameter& p) const override {
+  MethodState state(const NamedParameter& p) const override {
     constexpr int64_t least = 4096;
     const at::Tensor& t = p.parameter.data();
     if (t.numel() < least) {
-      StateOf state = state_of_rule(rule_, t);
+      MethodState state = state_of_rule(rule_, t);
       state.divisible = true;
       return state;
     }

@@ -30,8 +30,8 @@ class Lamb final : public Method {
   explicit Lamb(const OptimConfig& config) : rule_(rule_of(config)) {
     rule_.kind = rule_kind<LambApply>;
   }
-  StateOf state(const NamedParameter& p) const override {
-    StateOf state = state_of_rule(rule_, p.parameter.data());
+  MethodState state(const NamedParameter& p) const override {
+    MethodState state = state_of_rule(rule_, p.parameter.data());
     state.joins_parts = true;
     return state;
   }

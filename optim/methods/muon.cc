@@ -98,21 +98,21 @@ class Muon final : public Method {
  public:
   explicit Muon(const OptimConfig& config)
       : rule_(rule_of(config)),
-        rest_(rule_),
+        adamw_rule_(rule_),
         steps_(config.muon_steps),
         rms_(config.muon_scale == "rms"),
-        rest_lr_(config.muon_rest_lr) {
-    rest_.kind = rule_kind<AdamW>;
+        adamw_lr_factor_(config.muon_rest_lr) {
+    adamw_rule_.kind = rule_kind<AdamW>;
     rule_.momentum = config.muon_momentum;
     rule_.nesterov = config.muon_nesterov;
     rule_.kind = rule_kind<Descend>;
   }
-  UpdateRule rule() const override { return rest_; }
+  UpdateRule rule() const override { return adamw_rule_; }
 
-  StateOf state(const NamedParameter& p) const override {
+  MethodState state(const NamedParameter& p) const override {
     const at::Tensor& t = p.parameter.data();
     if (!p.role.hidden || t.dim() < 2 || t.numel() == 0) {
-      StateOf state = state_of_rule(rest_, t);
+      MethodState state = state_of_rule(adamw_rule_, t);
       state.divisible = true;
       return state;
     }
@@ -137,7 +137,7 @@ class Muon final : public Method {
       if (slot.whole) {
         (slot.cut != nullptr ? cut : matrices).push_back(slot);
       } else {
-        slot.args.lr_scale *= rest_lr_;
+        slot.args.lr_scale *= adamw_lr_factor_;
         others.push_back(slot);
       }
     }
@@ -258,10 +258,10 @@ class Muon final : public Method {
     return rms_ ? 0.2 * std::sqrt(std::max(r, c)) : std::sqrt(std::max(1.0, r / c));
   }
 
-  UpdateRule rule_, rest_;
+  UpdateRule rule_, adamw_rule_;
   int64_t steps_;
   bool rms_;
-  double rest_lr_;
+  double adamw_lr_factor_;
 };
 
 }  // namespace

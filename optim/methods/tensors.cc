@@ -18,7 +18,7 @@ namespace lathe {
 
 std::optional<at::Device> device_of_tensors(bool cuda) {
   if (cuda) return at::kCUDA;
-  return kernels_wanted() ? std::nullopt : std::optional<at::Device>(at::kCPU);
+  return kernels_enabled() ? std::nullopt : std::optional<at::Device>(at::kCPU);
 }
 
 at::Tensor norm_of(const at::Tensor& t) {

@@ -383,10 +383,10 @@ TEST_CASE("parameters may be frozen between the forward pass and the recomputati
 
 TEST_CASE("groups have 1 block under `blocks` and ceil(sqrt(n)) blocks under `sqrt`",
           "[recompute]") {
-  CHECK(blocks_of_group(RecomputePolicy::blocks, 64) == 1);
+  CHECK(blocks_per_group(RecomputePolicy::blocks, 64) == 1);
   for (const auto& [n, group] :
        {std::pair<size_t, size_t>{0, 1}, {1, 1}, {4, 2}, {5, 3}, {16, 4}, {64, 8}, {65, 9}})
-    CHECK(blocks_of_group(RecomputePolicy::sqrt, n) == group);
+    CHECK(blocks_per_group(RecomputePolicy::sqrt, n) == group);
   // Each block runs once in forward, and in backward once under `blocks` and twice under `sqrt`.
   const Variable x = Variable::parameter(torch::ones({2}));
   for (const auto policy : {RecomputePolicy::blocks, RecomputePolicy::sqrt}) {

@@ -1,4 +1,4 @@
-// Tests of tensor_facts(), shares_memory() and the table of float formats.
+// Tests of describe_tensor(), may_share_memory() and the table of float formats.
 #include <cmath>
 #include <limits>
 
@@ -27,7 +27,7 @@ void check_format(const FloatFormat& f) {
   CHECK(f.infinities == Limits::has_infinity);
 }
 
-TEST_CASE("float formats have the numbers of their types", "[tensor_facts]") {
+TEST_CASE("float formats have the numbers of their types", "[describe_tensor]") {
   const auto& all = float_formats();
   const auto of = [&](const std::string& name) {
     return *std::find_if(all.begin(), all.end(),
@@ -67,40 +67,40 @@ TEST_CASE("float formats have the numbers of their types", "[tensor_facts]") {
 }
 
 TEST_CASE("a tensor's facts: dtype, shape, strides, storage, what it is a view of",
-          "[tensor_facts]") {
+          "[describe_tensor]") {
   const Variable w = Variable::parameter(torch::zeros({2, 3}), "w");
-  CHECK(tensor_facts(w) ==
+  CHECK(describe_tensor(w) ==
         "float32[2,3], strides [3,1], contiguous, elements 0 to 5 of a storage of 24 bytes on cpu "
         "that 1 tensor holds; "
         "parameter w");
   const Variable t = transpose(w, 0, 1);
-  CHECK(tensor_facts(t) ==
+  CHECK(describe_tensor(t) ==
         "float32[3,2], strides [1,3], not contiguous, elements 0 to 5 of a storage of 24 bytes on "
         "cpu that 2 tensors "
         "hold; a view, by transpose of the parameter w");
-  CHECK_THAT(tensor_facts(slice(t, 0, 1, 2)),
+  CHECK_THAT(describe_tensor(slice(t, 0, 1, 2)),
              ContainsSubstring("[1,2], strides [1,3], not contiguous, elements 1 to 4"));
-  CHECK_THAT(tensor_facts(slice(t, 0, 1, 2)),
+  CHECK_THAT(describe_tensor(slice(t, 0, 1, 2)),
              ContainsSubstring("a view, by slice of the result of transpose"));
-  CHECK_THAT(tensor_facts(exp(w) * 2.0),
+  CHECK_THAT(describe_tensor(exp(w) * 2.0),
              ContainsSubstring("1 tensor holds; by mul_scalar of the result of exp"));
-  CHECK_THAT(tensor_facts(w * Variable(torch::ones({3}))),
+  CHECK_THAT(describe_tensor(w * Variable(torch::ones({3}))),
              ContainsSubstring("by mul of the parameter w, a constant"));
-  CHECK_THAT(tensor_facts(Variable(torch::ones({4}, at::kHalf).slice(0, 2))),
+  CHECK_THAT(describe_tensor(Variable(torch::ones({4}, at::kHalf).slice(0, 2))),
              ContainsSubstring(
                  "float16[2], strides [1], contiguous, elements 2 to 3 of a storage of 8 bytes"));
-  CHECK_THAT(tensor_facts(torch::empty({0, 3})), ContainsSubstring("no elements"));
-  CHECK_THAT(tensor_facts(torch::empty({2}, at::kMeta)),
+  CHECK_THAT(describe_tensor(torch::empty({0, 3})), ContainsSubstring("no elements"));
+  CHECK_THAT(describe_tensor(torch::empty({2}, at::kMeta)),
              ContainsSubstring("a shape without storage"));
-  CHECK(tensor_facts(Variable()) == "undefined");
+  CHECK(describe_tensor(Variable()) == "undefined");
   w.leaf().frozen = true;
-  CHECK_THAT(tensor_facts(w), ContainsSubstring("frozen parameter w"));
+  CHECK_THAT(describe_tensor(w), ContainsSubstring("frozen parameter w"));
 
   const at::Tensor base = torch::zeros({4, 4});
-  CHECK(shares_memory(base, base.select(0, 1)));
-  CHECK(!shares_memory(base.select(0, 0), base.select(0, 1)));
-  CHECK(shares_memory(base.select(1, 0), base.select(0, 1)));
-  CHECK(!shares_memory(base, base.clone()));
+  CHECK(may_share_memory(base, base.select(0, 1)));
+  CHECK(!may_share_memory(base.select(0, 0), base.select(0, 1)));
+  CHECK(may_share_memory(base.select(1, 0), base.select(0, 1)));
+  CHECK(!may_share_memory(base, base.clone()));
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ SPEED = [
 ]
 
 
-class Walk:
+class Gpt2Bench:
     def __init__(self, a, folder):
         self.lathe, self.data, self.peer, self.steps = a.lathe.resolve(), a.data.resolve(), a.peer, a.steps
         self.folder = folder
@@ -225,7 +225,7 @@ def main():
     p.add_argument("--steps", type=int, default=10)
     a = p.parse_args()
     with tempfile.TemporaryDirectory(dir=a.folder) as name:
-        walk = Walk(a, Path(name).resolve())
+        walk = Gpt2Bench(a, Path(name).resolve())
         for table in a.tables:
             write_table(PAGE, table, getattr(walk, table)())
 

@@ -38,7 +38,7 @@ TEST_CASE("norms on a GPU agree with their formula", "[cuda_rows]") {
                            .bias = rms ? nullptr : b.const_data_ptr<float>(),
                            .mean = rms ? nullptr : mean.mutable_data_ptr<float>(),
                            .rstd = rstd.mutable_data_ptr<float>()};
-          const at::Tensor partials = torch::full({norm_partials(n)}, NAN);
+          const at::Tensor partials = torch::full({norm_sum_scratch(n)}, NAN);
           REQUIRE(norm_forward_cuda(n, matrix_of(x), matrix_of(y), 1e-5f, nullptr) == cudaSuccess);
           REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(dx), true,
                                      partials.mutable_data_ptr<float>(),
@@ -89,7 +89,7 @@ TEST_CASE("sums of columns on a GPU agree with their formula", "[cuda_rows]") {
       INFO(at::toString(dtype) << " " << rows << " x " << columns);
       const ThreadOrder setting(orders[rows % 3]);
       const at::Tensor x = torch::randn({rows, columns}).to(dtype),
-                       partials = torch::full({column_partials(rows, columns)}, NAN),
+                       partials = torch::full({column_sum_scratch(rows, columns)}, NAN),
                        sums = torch::full({columns + 1}, 7.0f);
       const Matrix matrix{.data = x.const_data_ptr(), .stride = columns, .type = element_of(dtype)};
       CHECK(column_sums_cuda(matrix, rows, columns, partials.mutable_data_ptr<float>(),

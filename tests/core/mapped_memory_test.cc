@@ -50,7 +50,7 @@ TEST_CASE("tensors of mapped memory keep their values when their pages are relea
   const int64_t counted = memory_stats().total;
   at::Tensor t, small;
   {
-    const TakeMemoryFrom from(memory, Memory::parameters, 1 << 16);
+    const UseMemorySource from(memory, Memory::parameters, 1 << 16);
     const MemoryScope scope(Memory::parameters);
     t = torch::empty({n});
     small = torch::empty({100});  // below the minimum size

@@ -210,7 +210,7 @@ TEST_CASE("runs with divided positions use the memory and send the bytes that pl
                      "--train.steps=2",      "--train.eval_interval=0",
                      "--dist.timeout=60",    std::string("--dist.context=") + context};
     REQUIRE(train_on(f, 2, "kind.toml", context, keys).code == 0);
-    const Json figures = rank_figures(f / "runs" / context);
+    const Json figures = first_rank_stats(f / "runs" / context);
     const Json forecast = plan_of(f, 2, "kind.toml", keys);
     memory.push_back(figures.at("memory_bytes"));
     CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));

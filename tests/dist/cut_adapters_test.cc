@@ -137,7 +137,7 @@ TEST_CASE("plan forecasts the memory and sent bytes of a tensor rank with adapte
   for (const char* tensor : {"1", "2"}) {
     INFO(tensor);
     const Words keys{std::string("--dist.tensor=") + tensor};
-    const Json figures = rank_figures(adapt(f, 2, tensor, keys));
+    const Json figures = first_rank_stats(adapt(f, 2, tensor, keys));
     const Json forecast = plan_of(f, 2, "kind.toml", with_keys(base_keys, keys));
     CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
     memory.push_back(figures.at("memory_bytes"));

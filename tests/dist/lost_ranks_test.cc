@@ -158,7 +158,7 @@ TEST_CASE("a launch that restarts after a lost rank has the bits of an uninterru
     if (least == "2") words.push_back("--checkpoint.resume=never");
     words.insert(words.end(), keys.begin(), keys.end());
     const Attack attack(3, SIGKILL, f, name, 12);
-    const Finished done = lathe::test::lathe_apart(f, words);
+    const Finished done = lathe::test::lathe_in_new_process(f, words);
     INFO(done.out << done.err);
     REQUIRE(done.code == 0);
     CHECK(attack.struck());

@@ -359,7 +359,7 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
     const std::string name = keys.back().substr(7);
     REQUIRE(train_on(f, 2, "kind.toml", name, own).code == 0);
     const Json forecast = lathe::test::plan_of(f, 2, "kind.toml", own);
-    const Json figures = lathe::test::rank_figures(f / "runs" / name);
+    const Json figures = lathe::test::first_rank_stats(f / "runs" / name);
     INFO(name);
     memory.push_back(figures.at("memory_bytes"));
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
@@ -385,7 +385,7 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
                                      "--model.vocab_size=5000", "--train.grad_accum=2"});
   REQUIRE(train_on(f, 2, "kind.toml", "tied", tied).code == 0);
   CHECK(lathe::test::plan_of(f, 2, "kind.toml", tied).at("tensors_mb").get<double>() * (1 << 20) ==
-        Approx(lathe::test::rank_figures(f / "runs/tied").at("memory_bytes").get<double>())
+        Approx(lathe::test::first_rank_stats(f / "runs/tied").at("memory_bytes").get<double>())
             .epsilon(0.02));
 }
 
@@ -400,7 +400,7 @@ TEST_CASE("plan's memory is right for stages whose input is smaller than that of
   INFO(run.out << run.err);
   REQUIRE(run.code == 0);
   CHECK(lathe::test::plan_of(f, 3, "kind.toml", all).at("tensors_mb").get<double>() * (1 << 20) ==
-        Approx(lathe::test::rank_figures(f / "runs/run").at("memory_bytes").get<double>())
+        Approx(lathe::test::first_rank_stats(f / "runs/run").at("memory_bytes").get<double>())
             .epsilon(0.05));
 }
 
@@ -494,7 +494,8 @@ TEST_CASE("plan forecasts the memory of keys that collect all parameters of a pi
     INFO(more);
     CHECK(
         lathe::test::plan_of(f, 2, "kind.toml", own).at("tensors_mb").get<double>() * (1 << 20) ==
-        Approx(lathe::test::rank_figures(f / "runs" / (more + 2)).at("memory_bytes").get<double>())
+        Approx(
+            lathe::test::first_rank_stats(f / "runs" / (more + 2)).at("memory_bytes").get<double>())
             .epsilon(tolerance));
   }
 }

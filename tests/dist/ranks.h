@@ -144,7 +144,7 @@ inline double difference_between(const fs::path& a, const fs::path& b, const cha
 }
 
 /// Returns the statistics of all ranks in the last logged step.
-inline Json figures_of_ranks(const fs::path& run) {
+inline Json rank_stats(const fs::path& run) {
   std::string text = slurp(run / "metrics.jsonl"), last;
   for (size_t end = 0; (end = text.find('\n')) != std::string::npos; text.erase(0, end + 1)) {
     if (text.substr(0, end).find("\"ranks\"") != std::string::npos) last = text.substr(0, end);
@@ -155,13 +155,13 @@ inline Json figures_of_ranks(const fs::path& run) {
 /// Returns the largest number of bytes that a rank sent in the last logged step.
 inline int64_t most_sent(const fs::path& run) {
   int64_t most = 0;
-  for (const Json& rank : figures_of_ranks(run))
+  for (const Json& rank : rank_stats(run))
     most = std::max(most, rank.at("sent_bytes").get<int64_t>());
   return most;
 }
 
 /// Returns the statistics of rank 0 in the last logged step.
-inline Json rank_figures(const fs::path& run) { return figures_of_ranks(run).at(0); }
+inline Json first_rank_stats(const fs::path& run) { return rank_stats(run).at(0); }
 
 /// Returns what `lathe plan` forecasts for one of `ranks` processes.
 inline Json plan_of(const TempFolder& f, int ranks, const std::string& config,

@@ -143,7 +143,8 @@ TEST_CASE("the ranges of all parts are the positions of a process's chunks in or
       for (const int64_t parts : {1, 2, 3, 4}) {
         std::vector<int64_t> got;
         for (int64_t part = 0; part < parts; ++part) {
-          for (const auto& [begin, length] : ranges_of(of_row, {part, parts}, 2 * chunk / parts)) {
+          for (const auto& [begin, length] :
+               position_ranges(of_row, {part, parts}, 2 * chunk / parts)) {
             for (int64_t i = 0; i < length; ++i) got.push_back(begin + i);
           }
         }
@@ -281,7 +282,7 @@ TEST_CASE("runs with sequence parallelism use the memory and send the bytes that
       const Finished done = train_on(f, 2, "kind.toml", run, own);
       INFO(done.err);
       REQUIRE(done.code == 0);
-      const Json figures = lathe::test::rank_figures(f / ("runs/" + run));
+      const Json figures = lathe::test::first_rank_stats(f / ("runs/" + run));
       memory.push_back(figures.at("memory_bytes"));
       sent.push_back(figures.at("sent_bytes"));
 

@@ -114,7 +114,7 @@ TEST_CASE("sharded stages use the memory and send the bytes that plan forecasts"
     const Words own = with_keys(keys, more);
     train_staged(f, name, 4, own);
     const Json forecast = lathe::test::plan_of(f, 4, "kind.toml", with_keys(common_keys, own));
-    const Json figures = lathe::test::rank_figures(f / "runs" / name);
+    const Json figures = lathe::test::first_rank_stats(f / "runs" / name);
     const double memory = figures.at("memory_bytes");
 
     INFO(name);

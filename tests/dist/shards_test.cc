@@ -183,7 +183,7 @@ TEST_CASE("sharding saves the memory and sends the bytes that plan forecasts", "
     INFO(shard);
     const Words own = with_keys(keys, {std::string("--dist.shard=") + shard});
     REQUIRE(train_on(f, 4, "kind.toml", shard, own).code == 0);
-    const lathe::Json figures = lathe::test::rank_figures(f / "runs" / shard);
+    const lathe::Json figures = lathe::test::first_rank_stats(f / "runs" / shard);
     memory.push_back(figures.at("memory_bytes"));
 
     const lathe::Json forecast = lathe::test::plan_of(f, 4, "kind.toml", own);
@@ -218,7 +218,7 @@ TEST_CASE("plan forecasts the rank with the largest memory if tensors belong to 
     REQUIRE(train_on(f, 4, "kind.toml", shard, own).code == 0);
 
     double least = 1e300, most = 0;
-    for (const Json& rank : lathe::test::figures_of_ranks(f / "runs" / shard)) {
+    for (const Json& rank : lathe::test::rank_stats(f / "runs" / shard)) {
       least = std::min(least, rank.at("memory_bytes").get<double>());
       most = std::max(most, rank.at("memory_bytes").get<double>());
     }
@@ -252,7 +252,7 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
     REQUIRE(train_on(f, 2, "kind.toml", more[0] + more[1], own).code == 0);
 
     double most = 0;
-    for (const Json& rank : lathe::test::figures_of_ranks(f / "runs" / (more[0] + more[1])))
+    for (const Json& rank : lathe::test::rank_stats(f / "runs" / (more[0] + more[1])))
       most = std::max(most, rank.at("memory_bytes").get<double>());
     // A bucket that is sent while the next one is filled is 2 of 30 MB, and may be sent earlier.
     const double planned = lathe::test::plan_of(f, 2, "kind.toml", own).at("tensors_mb");
@@ -300,8 +300,8 @@ TEST_CASE("dist.reduce_dtype = bf16 sends rounded gradients, which are half of t
   CHECK((train(2, "sharded", with_keys(low, {"--dist.shard=optimizer"})) == first));
   CHECK((train(1, "alone-low", low) == alone));
 
-  CHECK(lathe::test::rank_figures(f / "runs/first").at("sent_bytes").get<int64_t>() * 2 ==
-        lathe::test::rank_figures(f / "runs/full").at("sent_bytes").get<int64_t>());
+  CHECK(lathe::test::first_rank_stats(f / "runs/first").at("sent_bytes").get<int64_t>() * 2 ==
+        lathe::test::first_rank_stats(f / "runs/full").at("sent_bytes").get<int64_t>());
 
   // Adam's first steps have the size of the learning rate for gradients of any size, so two
   // roundings to 8 bits appear in the third digit of the loss.

@@ -232,7 +232,7 @@ TEST_CASE("an evaluation needs less than 15% more memory than training", "[start
       const double planned =
           plan_of(f, 2, "kind.toml", own).at("tensors_mb").get<double>() * (1 << 20);
       const auto measured =
-          rank_figures(f / ("runs/" + layout[0] + interval)).at("memory_bytes").get<double>();
+          first_rank_stats(f / ("runs/" + layout[0] + interval)).at("memory_bytes").get<double>();
       // The number of buckets that wait, and of blocks gathered ahead, depends on timing.
       CHECK(measured == Approx(planned).epsilon(0.1));
       return measured;

@@ -203,8 +203,8 @@ TEST_CASE("all ranks divide the rows of the loss alike, whatever the vocabulary"
       const Variable weight =
           Variable::parameter(torch::zeros(cut.part_sizes({0, 1}, p)), "weight");
       weight.leaf().cut = std::make_shared<TensorCut>(cut);
-      rows.insert(rows_of_logits(weight));
-      CHECK(weight.size(0) * rows_of_logits(weight) <= int64_t{1} << 25);
+      rows.insert(logit_rows_per_chunk(weight));
+      CHECK(weight.size(0) * logit_rows_per_chunk(weight) <= int64_t{1} << 25);
     }
     CHECK(rows.size() == 1);
   }
@@ -382,7 +382,7 @@ TEST_CASE("weights of another tensor rank that are not finite are never saved", 
       }
     }
     write_safetensors(checkpoint / "model.safetensors", entries);
-    lathe::test::seal_checkpoint(checkpoint);
+    lathe::test::update_manifest(checkpoint);
   };
   for (const bool is_finite : {true, false}) {
     INFO(is_finite);
@@ -412,7 +412,7 @@ TEST_CASE("tensor-parallel runs use the memory and send the bytes that plan fore
   for (const char* tensor : {"1", "2"}) {
     const Words own = with_keys(all, {std::string("--dist.tensor=") + tensor});
     REQUIRE(train_on(f, 2, "kind.toml", tensor, own).code == 0);
-    const Json figures = lathe::test::rank_figures(f / "runs" / tensor);
+    const Json figures = lathe::test::first_rank_stats(f / "runs" / tensor);
     memory.push_back(figures.at("memory_bytes"));
 
     const Json forecast = lathe::test::plan_of(f, 2, "kind.toml", own);
@@ -425,7 +425,7 @@ TEST_CASE("tensor-parallel runs use the memory and send the bytes that plan fore
   REQUIRE(train_on(f, 2, "kind.toml", "selective", selective).code == 0);
   CHECK(lathe::test::plan_of(f, 2, "kind.toml", selective).at("tensors_mb").get<double>() *
             (1 << 20) ==
-        Approx(lathe::test::rank_figures(f / "runs/selective").at("memory_bytes").get<double>())
+        Approx(lathe::test::first_rank_stats(f / "runs/selective").at("memory_bytes").get<double>())
             .epsilon(0.01));
 
   // Half of the 16 bytes that each of 4 x 12 x 128^2 elements has.

@@ -96,7 +96,7 @@ TEST_CASE("updates in backward save the gradients' memory on each process, as pl
                                  more);
     const std::string name = more.empty() ? "after" : "during";
     REQUIRE(train_on(f, 2, "kind.toml", name, keys).code == 0);
-    const Json figures = rank_figures(f / "runs" / name);
+    const Json figures = first_rank_stats(f / "runs" / name);
     const Json forecast = plan_of(f, 2, "kind.toml", keys);
     memory.push_back(figures.at("memory_bytes"));
     CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));

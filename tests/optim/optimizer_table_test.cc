@@ -182,7 +182,7 @@ struct ByTensors {
 
 bool needs_whole_tensors(const OptimConfig& c) {
   const NamedParameter matrix{"w", Variable::parameter(torch::zeros({70, 90})), Role::weight};
-  const StateOf state = make_method(c)->state(matrix);
+  const MethodState state = make_method(c)->state(matrix);
   return state.whole || !state.divisible;
 }
 
@@ -235,7 +235,7 @@ TEST_CASE("a skipped step changes nothing in the implementation by ATen's ops",
       const at::Tensor p = torch::randn(sizes), g = torch::randn(sizes);
       const auto method = make_method(c);
       const NamedParameter named{"w", Variable::parameter(p), Role::weight};
-      const StateOf state = method->state(named);
+      const MethodState state = method->state(named);
 
       // The parameter and its state, which a skipped step must leave as they are.
       std::vector<at::Tensor> all{p};

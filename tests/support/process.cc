@@ -248,7 +248,7 @@ std::string slurp(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-void seal_checkpoint(const fs::path& checkpoint) {
+void update_manifest(const fs::path& checkpoint) {
   Json manifest = parse_json(slurp(checkpoint / "manifest.json"), "manifest", Exit::internal);
   for (auto& [name, entry] : manifest["files"].items()) {
     entry = {{"bytes", fs::file_size(checkpoint / name)},
@@ -281,7 +281,7 @@ Finished lathe_in(const TempFolder& folder, std::vector<std::string> args, doubl
               .kill_after_s = kill_after_s});
 }
 
-Finished lathe_apart(const TempFolder& folder, std::vector<std::string> args) {
+Finished lathe_in_new_process(const TempFolder& folder, std::vector<std::string> args) {
   return run({.binary = "lathe",
               .args = std::move(args),
               .folder = folder.path(),

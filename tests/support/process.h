@@ -70,7 +70,7 @@ Finished run(const Invocation& command);
 Finished lathe_in(const TempFolder& folder, std::vector<std::string> args,
                   double kill_after_s = -1);
 /// Does the same in a new process (Invocation::apart).
-Finished lathe_apart(const TempFolder& folder, std::vector<std::string> args);
+Finished lathe_in_new_process(const TempFolder& folder, std::vector<std::string> args);
 
 /// Returns `bytes` bytes of random English words in short sentences, always the same, so that tests
 /// need no download.
@@ -79,7 +79,7 @@ std::string sample_text(size_t bytes);
 void write_file(const fs::path& path, const std::string& text);
 /// Writes the current sizes and checksums of its files into a checkpoint's manifest. Tests call it
 /// after they changed a file.
-void seal_checkpoint(const fs::path& checkpoint);
+void update_manifest(const fs::path& checkpoint);
 /// Returns a file's contents.
 std::string slurp(const fs::path& path);
 /// Returns the names of the entries of a folder.

@@ -84,7 +84,7 @@ void add_facts(DryStep& result, const Session& s) {
       checkpoint_bytes(s.params, s.optimizer, save_dtype(s.config.checkpoint));
   result.checkpoint_bytes = bytes.all;
   // A background save copies at most the tensors that this process keeps.
-  result.held_bytes = s.config.checkpoint.async_save ? bytes.kept : 0;
+  result.save_copy_bytes = s.config.checkpoint.async_save ? bytes.kept : 0;
 
   result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
     return p.parameter.leaf().precision.low.defined();

@@ -32,19 +32,19 @@ struct DryStep {
   double bubble = 0;
   /// Largest fraction of the trained parameters that one process updates.
   double update_share = 1;
-  int64_t sent_bytes = 0;     ///< largest number of bytes that a process sends in a step
-  int64_t held_bytes = 0;     ///< memory of the tensor copies that a background save makes
-  int64_t scratch_bytes = 0;  ///< size of memory.offload's files, read and written in each step
-  int64_t mapped_bytes = 0;   ///< resident bytes of parameters that memory.offload maps from disk
-  bool has_copies = false;    ///< weights have working copies in the matmul dtype
-  int64_t blocks = 0;         ///< repeated blocks of the model with trained parameters
-  std::string unit{};         ///< what throughput counts: "tokens" or "samples"
+  int64_t sent_bytes = 0;       ///< largest number of bytes that a process sends in a step
+  int64_t save_copy_bytes = 0;  ///< memory of the tensor copies that a background save makes
+  int64_t scratch_bytes = 0;    ///< size of memory.offload's files, read and written in each step
+  int64_t mapped_bytes = 0;     ///< resident bytes of parameters that memory.offload maps from disk
+  bool has_copies = false;      ///< weights have working copies in the matmul dtype
+  int64_t blocks = 0;           ///< repeated blocks of the model with trained parameters
+  std::string unit{};           ///< what throughput counts: "tokens" or "samples"
   /// Returns the number of replicas of the model.
   int data_ranks() const { return ranks / replica.replica(); }
   /// Returns the peak memory of tensors, including the copies of a background save.
-  int64_t tensors() const { return peaks.total_peak + held_bytes; }
+  int64_t tensors() const { return peaks.total_peak + save_copy_bytes; }
   /// Returns the peak resident memory of the run, without process_overhead_bytes().
-  int64_t resident() const { return peaks.touched_peak + held_bytes + mapped_bytes; }
+  int64_t resident() const { return peaks.touched_peak + save_copy_bytes + mapped_bytes; }
 };
 
 /// Runs two dry steps of the config as one of `ranks` processes, and an evaluation before and after

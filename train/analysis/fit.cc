@@ -32,7 +32,7 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
                                 const Overrides& more, const Forecast& now) {
   try {
     const LoadedConfig loaded = load_with(path, given, more);
-    check_shares(loaded, now.dry.ranks);
+    check_process_count(loaded, now.dry.ranks);
     return dry_step(loaded, now.dry.ranks).resident() + now.program_bytes;
   } catch (const Error& e) {
     if (e.code() == Exit::usage) return std::nullopt;
@@ -223,7 +223,7 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
                  (is_one_disk || scratch <= other_room);
   // Each process checks the disk of its own scratch file.
   const bool lacks_disk = static_cast<double>(d.scratch_bytes) > (is_one_disk ? room : other_room);
-  needs.hopeless = world().any(memory > 1.5 * free || lacks_disk);
+  needs.must_not_start = world().any(memory > 1.5 * free || lacks_disk);
   const std::string of = host.processes > 1 ? str(" for ", host.processes, " processes") : "";
   needs.text = format("about %.2f GB of memory", memory / 1e9) + of +
                (host.processes < world().size() ? " on " + host.host : "") +

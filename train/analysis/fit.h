@@ -22,7 +22,7 @@ struct ResourceNeeds {
   bool enough = true;  ///< whether the memory and the disk space are enough
   /// Even one and a half times the free memory would not be enough, or the disk has no room for the
   /// scratch files.
-  bool hopeless = false;
+  bool must_not_start = false;
 };
 /// Determines the needs by a dry run. Call it before the run allocates its memory. A collective of
 /// the run's processes.

@@ -22,8 +22,9 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t measure_bytes = int64_t{1} << 30;  // limit for the tensors of the measured config
-constexpr double measure_seconds = 2;                // limit for one step of the measured config
+constexpr int64_t max_measured_bytes = int64_t{1}
+                                       << 30;  // limit for the tensors of the measured config
+constexpr double max_measured_seconds = 2;     // limit for one step of the measured config
 
 /// The measured time and memory of a config's steps.
 struct Measurement {
@@ -130,7 +131,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
     }
 
     // On a machine that is much slower than assumed, measure fewer steps.
-    if (spent > 4 * measure_seconds && step > 0) break;
+    if (spent > 4 * max_measured_seconds && step > 0) break;
   }
 
   // The dry run knows the tensors exactly; the remainder of the peak belongs to the program.
@@ -149,7 +150,7 @@ struct ScaledConfig {
 /// Returns about how long a step takes at 50 GFLOP/s, which any current machine reaches.
 double rough_seconds(const DryStep& d) { return (d.micro_batch.matmul() + d.update_flops) / 50e9; }
 bool is_small(const DryStep& d) {
-  return d.peaks.touched_peak <= measure_bytes && rough_seconds(d) <= measure_seconds;
+  return d.peaks.touched_peak <= max_measured_bytes && rough_seconds(d) <= max_measured_seconds;
 }
 
 /// Returns a version of the config with the next smaller model; nullopt if there is none.

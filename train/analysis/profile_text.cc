@@ -73,7 +73,7 @@ std::vector<std::pair<std::string, int64_t>> kept_by_module(const Profile& p) {
 }
 
 /// Returns the op where memory is highest, as "linear_gelu of blocks.1.mlp, forward".
-std::string peak_place(const Profile& p) {
+std::string peak_op_text(const Profile& p) {
   const Span& top = p.spans[p.peak_span];
   return top.op + (top.module.empty() ? "" : " of " + top.module) + ", " + phase_name(top.phase);
 }
@@ -202,7 +202,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   else
     out << "more data.workers than " << p.workers << " would help.\n";
 
-  out << "Memory is highest in " << peak_place(p) << ": "
+  out << "Memory is highest in " << peak_op_text(p) << ": "
       << format("%.1f MB of tensors\n ",
                 static_cast<double>(p.spans[p.peak_span].memory_peak) / 1e6);
 
@@ -253,7 +253,7 @@ std::string profile_memory(const Profile& p) {
     timeline.push_back({1e3 * (s.begin + s.seconds), s.memory_after});
   }
 
-  return json_text(Json{{"at", peak_place(p)},
+  return json_text(Json{{"at", peak_op_text(p)},
                         {"bytes", p.spans[p.peak_span].memory_peak},
                         {"categories", categories},
                         {"kept", kept},

@@ -31,7 +31,7 @@ struct BenchResult {
          final_loss = 0;
   double activations_mb = 0;  ///< on the CPU: peak of forward and backward
   std::string gpu;            ///< name of the GPU; empty if steps ran on the CPU
-  double card_mb = 0;         ///< peak of tensors on the GPU
+  double gpu_mb = 0;          ///< peak of tensors on the GPU
   int64_t parameters = 0;
 };
 /// Trains train.steps steps without evaluation, checkpoints or a run folder. Times are those of the
@@ -69,7 +69,7 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
 
   if (session.device.is_cuda()) {
     result.gpu = device_model("cuda");
-    result.card_mb = static_cast<double>(cuda_api().memory_peak()) / (1 << 20);
+    result.gpu_mb = static_cast<double>(cuda_api().memory_peak()) / (1 << 20);
   }
 
   result.peak_rss_mb = static_cast<double>(peak_rss_bytes()) / (1 << 20);
@@ -149,7 +149,7 @@ Exit bench_config(const Arguments& arguments) {
   if (r.gpu.empty()) {
     line["activations_mb"] = r.activations_mb;
   } else {
-    line["peak_card_mb"] = r.card_mb;
+    line["peak_card_mb"] = r.gpu_mb;
     line["card"] = r.gpu;
   }
 

@@ -270,8 +270,9 @@ Exit run_eval(const Arguments& arguments) {
   check_same_kind(m, of_table, *data, data_config.dir);
   if (const auto& theirs = data->facts().encoding) {
     const ExampleEncoding ours = encoding_of(arguments.positionals[0], m.state, m.config);
-    check_same_meaning(ours, *theirs, data_config.dir,
-                       "; `lathe predict RUN FILE` encodes a file like the model's training data");
+    check_compatible_encoding(
+        ours, *theirs, data_config.dir,
+        "; `lathe predict RUN FILE` encodes a file like the model's training data");
     data->normalize_as(ours);
   }
   const RunTask run_task = make_run_task(m, of_table, data->facts());

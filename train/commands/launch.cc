@@ -80,7 +80,7 @@ Exit run_launch(const Arguments& arguments) {
   const Command& train = find_command("train");
   const LoadedConfig given = load_config_argument(parse_arguments(
       train, std::vector<std::string>(parsed.command.begin() + 1, parsed.command.end())));
-  check_shares(given, parsed.ranks);
+  check_process_count(given, parsed.ranks);
   const LoadedConfig loaded = resolve_sources(given);
   check_tensor_ranks(loaded, parsed.ranks);
 
@@ -88,7 +88,7 @@ Exit run_launch(const Arguments& arguments) {
   // without --min-ranks.
   const auto ranks_after_loss = [&](int left) {
     for (int n = std::max(left, parsed.min_ranks); n >= parsed.min_ranks; --n) {
-      if (can_share_out(loaded.config, n)) return n;
+      if (can_divide_micro_batches(loaded.config, n)) return n;
     }
     return parsed.ranks;
   };

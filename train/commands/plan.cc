@@ -143,8 +143,8 @@ class PlanText {
     line("memory: gradients", human_bytes(peak(d_.peaks, Memory::gradients)));
     line("memory: activations", human_bytes(peak(d_.peaks, Memory::activations)) + " at the peak");
     line("memory: data", human_bytes(peak(d_.peaks, Memory::data)));
-    if (d_.held_bytes > 0) {
-      line("memory: checkpoints", "up to " + bytes(d_.held_bytes) +
+    if (d_.save_copy_bytes > 0) {
+      line("memory: checkpoints", "up to " + bytes(d_.save_copy_bytes) +
                                       ", for copies of the tensors that a background save has not "
                                       "written by the next update");
     }
@@ -310,7 +310,7 @@ Overrides chart_keys(const std::string& text) {
 Exit print_chart(const Arguments& a, const LoadedConfig& loaded, int ranks) {
   const std::string text = a.get("chart", "");
   const LoadedConfig other = load_with(loaded.path, key_arguments(a), chart_keys(text));
-  check_shares(other, ranks);
+  check_process_count(other, ranks);
   check_tensor_ranks(other, ranks);
   // Measure this first: forecasts leave memory allocated in this process.
   const int64_t program = process_overhead_bytes();
@@ -347,7 +347,7 @@ Exit run_plan(const Arguments& a) {
   if (*ranks > 1 && !gpus.empty())
     fail(Exit::usage,
          "command line: --ranks cannot be combined with --for; use --card for several GPUs");
-  check_shares(resolved, *ranks);
+  check_process_count(resolved, *ranks);
   check_tensor_ranks(resolved, *ranks);
   if (json && (!fit.empty() || !gpus.empty()))
     fail(Exit::usage, "command line: --json cannot be combined with --fit or --for");

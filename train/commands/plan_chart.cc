@@ -55,7 +55,7 @@ std::vector<std::pair<std::string, double>> memory_by_category(const Forecast& f
           {"gradients", peak(Memory::gradients)},
           {"activations", peak(Memory::activations)},
           {"data", peak(Memory::data)},
-          {"checkpoints", static_cast<double>(d.held_bytes)},
+          {"checkpoints", static_cast<double>(d.save_copy_bytes)},
           {"program", static_cast<double>(forecast.program_bytes)}};
 }
 

@@ -87,7 +87,7 @@ void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
   const MetaInit without_storage;
   const NamedParameter matrix{
       .path = "weight", .parameter = new_parameter({side, side}), .role = Role::weight};
-  const StateOf state = make_method(optim)->state(matrix);
+  const MethodState state = make_method(optim)->state(matrix);
 
   double bytes = 0;
   for (const StateTensor& t : state.tensors) {

@@ -146,16 +146,16 @@ namespace {
 
 /// While alive, matmuls use ATen's kernels, so that passes in float32 and in float16 have the same
 /// nodes.
-struct AtenAlone {
-  AtenAlone() { use_kernels(false); }
-  ~AtenAlone() { use_kernels(on); }
+struct AtenKernelsOnly {
+  AtenKernelsOnly() { use_kernels(false); }
+  ~AtenKernelsOnly() { use_kernels(on); }
   const bool on = gemm_ready(Element::f32);
 };
 
 }  // namespace
 
 GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches) {
-  const AtenAlone the_same_nodes_in_both_dtypes;
+  const AtenKernelsOnly the_same_nodes_in_both_dtypes;
   const RunConfig& c = loaded.config;
   const auto data = open_data(c.data);
   const Task& of_table = task_of({.config = c, .origins = {}}, data->facts());

@@ -244,8 +244,8 @@ std::string input_checksum(const std::string& path, ProgressReporter& meter) {
 constexpr const char* mixture_record = ".unfinished-mixture";
 
 struct MixtureRecord {
-  std::optional<Json> inputs;  ///< the checksums, if the record is of this command
-  bool is_of_another = false;  ///< the record is of another command
+  std::optional<Json> inputs;     ///< the checksums, if the record is of this command
+  bool is_other_command = false;  ///< the record is of another command
 };
 
 /// Reads the record in `out`, if there is one that is not damaged.
@@ -254,7 +254,7 @@ MixtureRecord read_mixture_record(const fs::path& out, const std::string& comman
   const auto record = read_manifest_json(out, mixture_record);
   if (!record) return {};
   if (json_get<std::string>(*record, "command", where, Exit::data) != command)
-    return {.inputs = std::nullopt, .is_of_another = true};
+    return {.inputs = std::nullopt, .is_other_command = true};
   check_manifest_checksum(*record, where);
   auto inputs = json_get<Json>(*record, "inputs", where, Exit::data);
   if (!inputs.is_object()) fail(Exit::data, where, ": \"inputs\" is not an object");
@@ -277,7 +277,7 @@ void prepare_source(const Arguments& all, const std::string& path, const fs::pat
 void prepare_sources(const Arguments& arguments, const fs::path& out,
                      const std::vector<MixturePart>& parts, const std::vector<std::string>& paths) {
   const std::string command = identity(arguments);
-  const auto [recorded, is_of_another] = read_mixture_record(out, command);
+  const auto [recorded, is_other_command] = read_mixture_record(out, command);
   const auto is_made = [&](const MixturePart& part) {
     return fs::exists(out / part.name / "manifest.json");
   };
@@ -287,8 +287,8 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
   for (const MixturePart& part : parts) {
     if (!recorded && is_made(part)) {
       fail(Exit::usage, (out / part.name).string(), " already holds data",
-           is_of_another ? " of another command; repeat that command to continue it, " : "; ",
-           "remove ", out.string(), is_of_another ? ", or" : " or", " give another --out");
+           is_other_command ? " of another command; repeat that command to continue it, " : "; ",
+           "remove ", out.string(), is_other_command ? ", or" : " or", " give another --out");
     }
   }
 

@@ -124,8 +124,8 @@ struct Comparison {
   std::vector<std::pair<std::string, Distance>> distances{};
   std::vector<std::optional<double>> best;  ///< the lowest validation loss of each
   int64_t common = 0;                       ///< logged steps that both have
-  int64_t parted = -1;                      ///< the first step with different bits; -1: none
-  std::string parted_in{};                  ///< the curves that differ there
+  int64_t differing_step = -1;              ///< the first step with different bits; -1: none
+  std::string differing_curves{};           ///< the curves that differ there
 };
 
 Comparison compared(const Curves& a, const Curves& b) {
@@ -149,9 +149,11 @@ Comparison compared(const Curves& a, const Curves& b) {
     if (name == "loss") c.common = d.steps;
 
     // The runs part at the first difference in any exact curve.
-    if (is_exact && d.first_difference >= 0 && (c.parted < 0 || d.first_difference <= c.parted)) {
-      c.parted_in = d.first_difference == c.parted ? c.parted_in + ", " + name : name;
-      c.parted = d.first_difference;
+    if (is_exact && d.first_difference >= 0 &&
+        (c.differing_step < 0 || d.first_difference <= c.differing_step)) {
+      c.differing_curves =
+          d.first_difference == c.differing_step ? c.differing_curves + ", " + name : name;
+      c.differing_step = d.first_difference;
     }
     // The distance between counts of tokens or samples is not informative.
     if (name != "tokens" && name != "samples") c.distances.emplace_back(name, d);
@@ -175,8 +177,8 @@ Json json_of(const Comparison& c) {
 
   json["best_val_loss"] = {number_or_null(c.best[0]), number_or_null(c.best[1])};
   json["common_logged_steps"] = c.common;
-  json["bits_part_at"] = c.parted >= 0 ? Json(c.parted) : Json();
-  json["bits_part_in"] = c.parted >= 0 ? Json(c.parted_in) : Json();
+  json["bits_part_at"] = c.differing_step >= 0 ? Json(c.differing_step) : Json();
+  json["bits_part_in"] = c.differing_step >= 0 ? Json(c.differing_curves) : Json();
   return json;
 }
 
@@ -208,9 +210,9 @@ std::string text_of(const Comparison& c) {
   // Bits may have differed earlier, at steps that are not logged.
   if (c.common == 0)
     out << "They have no logged step in common.\n";
-  else if (c.parted >= 0)
-    out << "The first logged step with different bits is " << c.parted << ", in " << c.parted_in
-        << ".\n";
+  else if (c.differing_step >= 0)
+    out << "The first logged step with different bits is " << c.differing_step << ", in "
+        << c.differing_curves << ".\n";
   else
     out << "All " << c.common << " logged steps that they have in common have the same bits.\n";
   return out.str();

@@ -51,7 +51,7 @@ Exit run_serve(const Arguments& arguments) {
   const int64_t batch = whole("batch", 8, 1, 1024), queue = whole("queue", 64, 1, 10000),
                 max_tokens = whole("max-tokens", 0, 0, 1e9);
   const double max_time = arguments.number("max-time", 600, between(0.001, 1e8), false);
-  http.most_seconds = max_time + 90;
+  http.max_answer_seconds = max_time + 90;
   // Each request has a thread: those that wait, those in the batch, and some that are refused.
   http.connections = static_cast<size_t>(queue + batch + 64);
 

@@ -78,7 +78,7 @@ int64_t heads_of_rows(const TensorRule& rule, const AnyConfig& own) {
   // n_kv_head = 0 stands for as many key/value heads as query heads.
   const int64_t heads = value_of<int64_t>(own, "n_head"),
                 groups = value_of<int64_t>(own, "n_kv_head");
-  return rule.gguf_rows == Rows::pairs_of_groups && groups > 0 ? groups : heads;
+  return rule.gguf_rows == Rows::interleaved_kv_heads && groups > 0 ? groups : heads;
 }
 
 int64_t read_gguf_vocabulary(ConfigKeys& keys, const GGUFFacts& facts) {

@@ -23,15 +23,16 @@ struct TensorRule {
   /// The order of the rows of query and key weights in GGUF. as_they_are: as in Lathe, where the
   /// two channels of a rotary pair are in the two halves of a head. pairs_of_...: the two channels
   /// are adjacent, as in the architecture "llama". A row belongs to one of the query heads
-  /// (pairs_of_heads) or of the fewer key/value heads (pairs_of_groups).
-  enum class Rows { as_they_are, pairs_of_heads, pairs_of_groups };
+  /// (interleaved_query_heads) or of the fewer key/value heads (interleaved_kv_heads).
+  enum class Rows { as_they_are, interleaved_query_heads, interleaved_kv_heads };
   std::string ours, theirs;
   std::string gguf{};       ///< the name in GGUF files
   bool transposed = false;  ///< whether theirs is [inputs, outputs]
   bool always = false;      ///< whether theirs always has this bias, zeros if ours has none
   Rows gguf_rows = Rows::as_they_are;
-  bool gguf_wide = false;  ///< whether GGUF has it in float32, whatever the dtype of the others
-  double shift = 0;        ///< theirs is ours plus this number
+  bool is_float32_in_gguf =
+      false;         ///< whether GGUF has it in float32, whatever the dtype of the others
+  double shift = 0;  ///< theirs is ours plus this number
 };
 
 /// The contents of a config.json as keys of [model], without the section.

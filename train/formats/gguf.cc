@@ -39,7 +39,7 @@ const GGUFType* quantized_type(const std::string& dtype) {
 
 /// Reorders the rows of each head from halves to pairs: row i of the first half is followed by row
 /// i of the second half.
-at::Tensor in_pairs(const at::Tensor& t, int64_t heads) {
+at::Tensor to_interleaved(const at::Tensor& t, int64_t heads) {
   const int64_t width = t.size(0) / heads;
   const at::Tensor halves = t.reshape({heads, 2, width / 2, -1});
   return halves.transpose(1, 2).reshape(t.sizes());
@@ -156,9 +156,9 @@ void export_gguf(const ExportOptions& o) {
       out.check_stop();
       return t.rule->gguf_rows == TensorRule::Rows::as_they_are
                  ? t.read()
-                 : in_pairs(t.read(), heads_of_rows(*t.rule, own));
+                 : to_interleaved(t.read(), heads_of_rows(*t.rule, own));
     };
-    if (t.sizes.size() >= 2 && !t.rule->gguf_wide)
+    if (t.sizes.size() >= 2 && !t.rule->is_float32_in_gguf)
       entries.add_matrix(name, t.dtype, t.sizes, make);
     else
       entries.add(name, at::kFloat, t.sizes, [make] { return make().to(at::kFloat); });

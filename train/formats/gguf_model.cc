@@ -31,8 +31,8 @@ bool are_equal(const TensorEntry& a, const TensorEntry& b) {
          std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0;
 }
 
-/// Reorders the rows of each head from pairs to halves: the inverse of in_pairs() in gguf.cc.
-at::Tensor in_halves(const at::Tensor& t, int64_t heads) {
+/// Reorders the rows of each head from pairs to halves: the inverse of to_interleaved() in gguf.cc.
+at::Tensor to_halves(const at::Tensor& t, int64_t heads) {
   const int64_t width = t.size(0) / heads;
   return t.reshape({heads, width / 2, 2, -1}).transpose(1, 2).reshape(t.sizes());
 }
@@ -149,7 +149,7 @@ at::ScalarType GGUFModel::dtype(const NamedParameter& p) const {
   const auto stored = [&](const std::string& tensor) {
     return dtype_from_safetensors(file_.find(tensor)->dtype).value_or(at::kFloat);
   };
-  if (!rule->gguf_wide) return stored(name);
+  if (!rule->is_float32_in_gguf) return stored(name);
 
   // GGUF files always store this tensor in float32. Use the dtype of the embeddings instead if it
   // represents every value exactly.
@@ -164,9 +164,9 @@ at::Tensor GGUFModel::tensor(const NamedParameter& p) const {
   at::Tensor t = values_of(entry);
   check_finite(t, str(file_.path().string(), ": tensor \"", name, "\""));
 
-  if (rule->gguf_wide) t = t.to(dtype(p));
+  if (rule->is_float32_in_gguf) t = t.to(dtype(p));
   if (rule->gguf_rows != TensorRule::Rows::as_they_are)
-    t = in_halves(t, heads_of_rows(*rule, model().own));
+    t = to_halves(t, heads_of_rows(*rule, model().own));
   // A shorter context uses the first rows of the position embeddings.
   return t.dim() == 2 ? t.slice(0, 0, p.parameter.size(0)) : t;
 }

@@ -26,7 +26,7 @@ struct Splits {
 
 /// Returns all known ways of splitting text. An export writes the first name with the tokenizer's
 /// patterns.
-const std::vector<Splits>& all_splits() {
+const std::vector<Splits>& all_pre_tokenizers() {
   // name, patterns, whole_pieces, nfc
   static const std::vector<Splits> all{{"gpt-2", {gpt2_pattern}},
                                        {"llama-bpe", {llama3_pattern}, true},
@@ -38,9 +38,9 @@ const std::vector<Splits>& all_splits() {
   return all;
 }
 
-std::string name_of_splits(const BPEDefinition& d) {
-  const auto found = std::ranges::find(all_splits(), d.patterns, &Splits::patterns);
-  if (found != all_splits().end()) return found->name;
+std::string pre_tokenizer_name(const BPEDefinition& d) {
+  const auto found = std::ranges::find(all_pre_tokenizers(), d.patterns, &Splits::patterns);
+  if (found != all_pre_tokenizers().end()) return found->name;
   fail(Exit::usage, "GGUF has no name for the tokenizer's way to split text (", d.patterns.front(),
        "); it has one for those of GPT-2, Llama 3, Qwen 2 and SmolLM");
 }
@@ -163,12 +163,13 @@ Json normalizer_of(bool space_before) {
 
 /// Adds the pre-tokenizer in the form of tokenizer.json. Returns the default of the key
 /// add_bos_token: whether texts begin with the BOS token.
-bool add_splits(const TokenizerKeys& keys, Json& json) {
+bool add_pre_tokenizer(const TokenizerKeys& keys, Json& json) {
   const auto name = keys.get<std::string>("ggml.pre", "default");
-  const auto splits = std::ranges::find(all_splits(), name, &Splits::name);
-  if (splits == all_splits().end()) {
+  const auto splits = std::ranges::find(all_pre_tokenizers(), name, &Splits::name);
+  if (splits == all_pre_tokenizers().end()) {
     std::string names;
-    for (const Splits& known : all_splits()) names += (names.empty() ? "" : ", ") + str(known.name);
+    for (const Splits& known : all_pre_tokenizers())
+      names += (names.empty() ? "" : ", ") + str(known.name);
     fail(Exit::data, keys.where(), ": tokenizer.ggml.pre = ", name,
          " is not supported by this build; it supports ", names);
   }
@@ -189,8 +190,8 @@ bool add_splits(const TokenizerKeys& keys, Json& json) {
 
 /// Adds the BOS token in the form of tokenizer.json, if texts begin with it. `begins`: the default
 /// of the key add_bos_token.
-void add_begin(const TokenizerKeys& keys, const std::vector<std::string>& tokens, bool begins,
-               Json& json) {
+void add_bos(const TokenizerKeys& keys, const std::vector<std::string>& tokens, bool begins,
+             Json& json) {
   const int32_t first = keys.id("ggml.bos_token_id", tokens.size());
   if (keys.get("ggml.add_bos_token", begins && first >= 0)) {
     if (first < 0)
@@ -250,7 +251,7 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
   }
 
   metadata.emplace_back("tokenizer.ggml.model", std::string(of_characters ? "llama" : "gpt2"));
-  metadata.emplace_back("tokenizer.ggml.pre", of_characters ? "default" : name_of_splits(d));
+  metadata.emplace_back("tokenizer.ggml.pre", of_characters ? "default" : pre_tokenizer_name(d));
   metadata.emplace_back("tokenizer.ggml.tokens", tokens);
   metadata.emplace_back("tokenizer.ggml.token_type", types);
 
@@ -263,7 +264,7 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
     metadata.emplace_back("tokenizer.ggml.merges", merges);
   }
 
-  TextMarks marks = tokenizer.marks();
+  BoundaryTokens marks = tokenizer.marks();
   // Without a token that ends texts, llama.cpp uses token 11 of a byte-level BPE as one.
   if (marks.end < 0) marks.end = marks.turn_end;
   if (marks.end < 0 && !of_characters) {
@@ -324,13 +325,13 @@ Tokenizer read_gguf_tokenizer(const GGUFFile& file) {
     json["normalizer"] = normalizer_of(keys.get("ggml.add_space_prefix", true));
     json["model"]["merges"] = merges_of(tokens, merged, scores, where);
   } else {
-    begins = add_splits(keys, json);
+    begins = add_pre_tokenizer(keys, json);
     json["model"]["merges"] = keys.get<Json>("ggml.merges");
   }
   json["model"]["vocab"] = std::move(vocab);
   json["added_tokens"] = std::move(added);
 
-  add_begin(keys, tokens, begins, json);
+  add_bos(keys, tokens, begins, json);
 
   Json whole{{"kind", "bpe"}, {"bpe", std::move(json)}};
   Tokenizer tokenizer = Tokenizer::from_json(whole, "kind", where);

@@ -87,7 +87,7 @@ Family gpt2_family() {
       {.ours = "positions.weight",
        .theirs = "transformer.wpe.weight",
        .gguf = "position_embd.weight",
-       .gguf_wide = true},
+       .is_float32_in_gguf = true},
       {.ours = "head.weight", .theirs = "lm_head.weight", .gguf = "output.weight"}};
 
   // In transformers, the linear layers are Conv1D, whose weights are [inputs, outputs].

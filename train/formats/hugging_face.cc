@@ -166,7 +166,7 @@ void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& c
       {"model_max_length",
        config.contains("n_positions") ? config["n_positions"] : config["max_position_embeddings"]}};
 
-  const TextMarks marks = tokenizer.marks();
+  const BoundaryTokens marks = tokenizer.marks();
   for (const auto& [key, id] :
        {std::pair("bos_token", marks.begin), {"eos_token", marks.end}, {"pad_token", marks.pad}}) {
     if (id < 0) continue;

@@ -47,8 +47,10 @@ Family family(const LlamaVariant& variant) {
   if (variant.is_gemma) f.tensors[1].shift = -1;
 
   add_norm("norm1", "input_layernorm", "attn_norm");
-  add("attn.q", "self_attn.q_proj", "attn_q", pairs ? Rows::pairs_of_heads : Rows::as_they_are);
-  add("attn.k", "self_attn.k_proj", "attn_k", pairs ? Rows::pairs_of_groups : Rows::as_they_are);
+  add("attn.q", "self_attn.q_proj", "attn_q",
+      pairs ? Rows::interleaved_query_heads : Rows::as_they_are);
+  add("attn.k", "self_attn.k_proj", "attn_k",
+      pairs ? Rows::interleaved_kv_heads : Rows::as_they_are);
   add("attn.v", "self_attn.v_proj", "attn_v");
   add_norm("attn.q_norm", "self_attn.q_norm", "attn_q_norm");
   add_norm("attn.k_norm", "self_attn.k_norm", "attn_k_norm");
@@ -108,7 +110,7 @@ Family qwen2_family() {
                  .gguf_name = "qwen2",
                  .qkv_bias = true,
                  .windows = Windows::listed,
-                 .counts_full_layers = true,
+                 .has_max_window_layers = true,
                  .kv_heads_optional = false});
 }
 Family qwen3_family() {
@@ -117,7 +119,7 @@ Family qwen3_family() {
                  .gguf_name = "qwen3",
                  .qk_norm = "head",
                  .windows = Windows::listed,
-                 .counts_full_layers = true,
+                 .has_max_window_layers = true,
                  .kv_heads_optional = false,
                  .head_dim_optional = false});
 }

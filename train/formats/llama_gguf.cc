@@ -167,7 +167,7 @@ GGUFMetadata llama_gguf(const AnyConfig& own) {
     return static_cast<uint32_t>(value_of<int64_t>(own, key));
   };
   const auto real = [&](const char* key) { return static_cast<float>(value_of<double>(own, key)); };
-  const LlamaShape shape(own);
+  const AttentionSizes shape(own);
   const auto width = static_cast<uint32_t>(shape.width);
   GGUFMetadata made{{"vocab_size", size("vocab_size")},
                     {"block_count", size("n_layer")},
@@ -205,7 +205,7 @@ std::vector<std::pair<std::string, std::vector<float>>> llama_gguf_tensors(const
   const auto real = [&](const char* key) { return value_of<double>(own, key); };
   return {{"rope_freqs.weight",
            divisors_of({.theta = real("rope_theta"),
-                        .width = LlamaShape(own).width,
+                        .width = AttentionSizes(own).width,
                         .factor = real("rope_factor"),
                         .low = real("rope_low_freq_factor"),
                         .high = real("rope_high_freq_factor"),

@@ -123,7 +123,7 @@ std::optional<Json> write_llama(const LlamaVariant& variant, const AnyConfig& ow
 
   const auto size = [&](const char* key) { return value_of<int64_t>(own, key); };
   const auto real = [&](const char* key) { return value_of<double>(own, key); };
-  const LlamaShape shape(own);
+  const AttentionSizes shape(own);
 
   Json config{{"vocab_size", size("vocab_size")},
               {"max_position_embeddings", size("block_size")},

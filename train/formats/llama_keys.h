@@ -28,13 +28,14 @@ struct LlamaVariant {
   bool slides = false;              ///< whether the window applies without use_sliding_window
   int64_t window = 4096;            ///< the default of sliding_window; 0: no window
   std::string window_layers = "1";  ///< model.window_layers if there is no layer_types
-  bool counts_full_layers = false;  ///< whether the first max_window_layers have no window (Qwen)
-  bool lists_rope_layers = false;   ///< whether config.json has no_rope_layers (SmolLM3)
-  bool has_local_rope = false;      ///< whether config.json has rope_local_base_freq (Gemma 3)
-  double rope_theta = 10000;        ///< the default
-  double norm_eps = 1e-6;           ///< the default
-  bool tie_weights = false;         ///< the default
-  bool exported = true;             ///< whether models are written as this family
+  bool has_max_window_layers =
+      false;                       ///< whether the first max_window_layers have no window (Qwen)
+  bool lists_rope_layers = false;  ///< whether config.json has no_rope_layers (SmolLM3)
+  bool has_local_rope = false;     ///< whether config.json has rope_local_base_freq (Gemma 3)
+  double rope_theta = 10000;       ///< the default
+  double norm_eps = 1e-6;          ///< the default
+  bool tie_weights = false;        ///< the default
+  bool exported = true;            ///< whether models are written as this family
   /// Whether num_key_value_heads may be absent and is then num_attention_heads. In the other
   /// families, transformers has a different default, so the key is required.
   bool kv_heads_optional = true;
@@ -50,9 +51,9 @@ std::optional<Json> write_llama(const LlamaVariant& variant, const AnyConfig& ow
 
 /// The numbers of query heads and of key/value heads (`groups`), and the number of channels of a
 /// head. A 0 in the config is replaced by the model's default.
-struct LlamaShape {
+struct AttentionSizes {
   int64_t heads, groups, width;
-  explicit LlamaShape(const AnyConfig& own)
+  explicit AttentionSizes(const AnyConfig& own)
       : heads(value_of<int64_t>(own, "n_head")),
         groups(value_of<int64_t>(own, "n_kv_head") > 0 ? value_of<int64_t>(own, "n_kv_head")
                                                        : heads),

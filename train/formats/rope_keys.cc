@@ -119,7 +119,7 @@ std::string read_window_layers(const LlamaVariant& variant, ConfigKeys& c, size_
   // Without layer_types, the family determines the layers with a window.
   std::string digits = repeated(variant.window_layers, layers);
   const int64_t full = c.whole("max_window_layers", 0, 100000, 28);
-  if (variant.counts_full_layers) {
+  if (variant.has_max_window_layers) {
     for (size_t i = 0; i < layers && std::cmp_less(i, full); ++i) digits[i] = '0';
   } else if (variant.has_local_rope) {
     digits = repeated(zero_at_each(c.whole("sliding_window_pattern", 1, 1000, 6)), layers);

@@ -155,9 +155,10 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data) {
          source.string(), " was trained on; leave out ", key,
          ", or prepare the data in the same way");
   }
-  check_same_meaning(theirs, own, c.data.dir,
-                     "; to begin with these weights, the data must have the same classes and "
-                     "columns");
+  check_compatible_encoding(
+      theirs, own, c.data.dir,
+      "; to begin with these weights, the data must have the same classes and "
+      "columns");
 
   data.normalize_as(theirs);
   const bool is_changed = own.inputs != theirs.inputs || own.targets != theirs.targets;

@@ -90,7 +90,7 @@ Exit train_here(const LoadedConfig& given, bool verify_data, bool force) {
   // ATen must not look for a GPU for the first time during a dry run.
   const bool can_forecast = open_device(loaded.config.train.device) == "cpu" && loaded.base.empty();
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
-  if (needs && needs->hopeless && !force) {
+  if (needs && needs->must_not_start && !force) {
     fail(
         Exit::memory, "the run needs ", needs->text,
         "; `lathe plan CONFIG --fit` prints how to make it fit, and --force true starts it anyway");
@@ -142,7 +142,7 @@ Exit train_from_sources(const LoadedConfig& loaded, bool verify_data, bool force
 Exit train(const LoadedConfig& loaded, bool verify_data, bool force) {
   install_stop_handlers("after this step");
   const auto placement = placement_from_environment();
-  check_shares(loaded, placement ? placement->size : 1);
+  check_process_count(loaded, placement ? placement->size : 1);
   if (placement) {
     if (loaded.config.train.device != "cpu") choose_gpu(placement->local_rank);
     if (placement->rank > 0) {

@@ -17,7 +17,7 @@ bool is_loopback(const std::string& host) {
   return host == "localhost";
 }
 
-std::string name_of_host(std::string header) {
+std::string host_without_port(std::string header) {
   header = lowercase(std::move(header));
   if (header.starts_with('[')) return header.substr(1, header.find(']') - 1);
   return header.substr(0, header.rfind(':'));

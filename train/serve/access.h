@@ -9,7 +9,7 @@ namespace lathe {
 bool is_loopback(const std::string& host);
 /// Returns the name in a Host header in lowercase and without its port: "::1" for "[::1]:80". The
 /// case of a name has no meaning (RFC 9110, section 4.2.3).
-std::string name_of_host(std::string header);
+std::string host_without_port(std::string header);
 /// Returns whether the key `given` that a client sent equals `key`. The time that it takes depends
 /// only on the length of `given`, so that it does not reveal how many characters are right.
 bool equals_key(const std::string& given, const std::string& key);

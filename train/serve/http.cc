@@ -212,7 +212,7 @@ class HttpServer::Impl final : public httplib::Server {
     // body.
     Connection connection(
         socket, is_stopping_,
-        {.bytes = (64 << 10) + 2 * options_.max_body, .seconds = options_.most_seconds});
+        {.bytes = (64 << 10) + 2 * options_.max_body, .seconds = options_.max_answer_seconds});
     current = &connection;
     Stream stream(connection);
     bool is_busy = false, is_closed = false, done = false;
@@ -307,7 +307,7 @@ class HttpServer::Impl final : public httplib::Server {
   /// page in the user's browser could use the server, by a name of its own that resolves to this
   /// machine (DNS rebinding).
   void check_host(const Request& request) const {
-    const std::string host = name_of_host(request.get_header_value("Host"));
+    const std::string host = host_without_port(request.get_header_value("Host"));
     if (!options_.key.empty() || host.empty() || is_loopback(host) ||
         host == lowercase(options_.host))
       return;

@@ -12,11 +12,11 @@ namespace lathe {
 /// The parameters of the server.
 struct HttpOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;            ///< 0: any free port
-  std::string key{};          ///< key that requests to /v1/ must send; empty: none is needed
-  size_t max_body = 1 << 20;  ///< largest request body, in bytes
-  size_t connections = 256;   ///< largest number at a time; others wait to be accepted
-  double most_seconds = 690;  ///< limit from accepting a connection to the end of its answer
+  int port = 8000;                  ///< 0: any free port
+  std::string key{};                ///< key that requests to /v1/ must send; empty: none is needed
+  size_t max_body = 1 << 20;        ///< largest request body, in bytes
+  size_t connections = 256;         ///< largest number at a time; others wait to be accepted
+  double max_answer_seconds = 690;  ///< limit from accepting a connection to the end of its answer
 };
 
 /// The server. Each connection has a thread and serves one request, so that a client cancels its

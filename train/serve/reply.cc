@@ -66,8 +66,8 @@ size_t ShownText::next_character(std::string_view bytes) const {
   return characters_ + (continues ? 0 : held_.size());
 }
 
-Reply::Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const Tokenizer& tokenizer,
-             int64_t chat_end, std::string model)
+Reply::Reply(GenerationRequest request, std::vector<EncodedPrompt> prompts,
+             const Tokenizer& tokenizer, int64_t chat_end, std::string model)
     : request_(std::move(request)),
       prompts_(std::move(prompts)),
       tokenizer_(tokenizer),
@@ -81,11 +81,11 @@ Reply::Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const T
   if (!request_.echoes || !request_.top) return;
   // The first token of a prompt has no probability, unless a begin token was put before it.
   for (size_t i = 0; i < choices_.size(); ++i) {
-    const ReadPrompt& prompt = prompts_[i / static_cast<size_t>(request_.n)];
+    const EncodedPrompt& prompt = prompts_[i / static_cast<size_t>(request_.n)];
     std::string bytes;
     for (size_t at = prompt.has_begin ? 1 : 0; at < prompt.ids.size(); ++at)
       bytes += token_bytes(prompt.ids[at]);
-    choices_[i].drops_space = bytes == " " + prompt.text;
+    choices_[i].strips_leading_space = bytes == " " + prompt.text;
     if (!prompt.has_begin)
       append(choices_[i],
              {.bytes = token_bytes(prompt.ids[0]), .log_probability = std::nullopt, .top = {}});
@@ -95,7 +95,7 @@ Reply::Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const T
 std::vector<ServedText> Reply::texts() const {
   std::vector<ServedText> texts;
   for (size_t i = 0; i < choices_.size(); ++i) {
-    const ReadPrompt& prompt = prompts_[i / static_cast<size_t>(request_.n)];
+    const EncodedPrompt& prompt = prompts_[i / static_cast<size_t>(request_.n)];
     texts.push_back({.ids = prompt.ids,
                      .sampling = request_.sampling,
                      .index = i,
@@ -116,7 +116,7 @@ ReplyPart::Token Reply::scored(const TokenScore& score) const {
 }
 
 void Reply::append(Choice& choice, ReplyPart::Token token) {
-  if (std::exchange(choice.drops_space, false)) token.bytes.erase(0, 1);
+  if (std::exchange(choice.strips_leading_space, false)) token.bytes.erase(0, 1);
   token.offset = choice.whole.next_character(token.bytes);
   choice.whole.add(token.bytes);
   choice.tokens.push_back(std::move(token));
@@ -344,7 +344,7 @@ Json Reply::completion_logprobs(const std::vector<ReplyPart::Token>& tokens) con
 
 Json Reply::usage() const {
   int64_t prompt_tokens = 0;
-  for (const ReadPrompt& prompt : prompts_) prompt_tokens += std::ssize(prompt.ids);
+  for (const EncodedPrompt& prompt : prompts_) prompt_tokens += std::ssize(prompt.ids);
   return {{"prompt_tokens", prompt_tokens},
           {"completion_tokens", tokens_},
           {"total_tokens", prompt_tokens + tokens_}};

@@ -67,7 +67,7 @@ struct ReplyPart {
 };
 
 /// A prompt that was encoded for the model.
-struct ReadPrompt {
+struct EncodedPrompt {
   std::string text;  ///< the text that the field `echo` repeats
   std::vector<int64_t> ids;
   bool has_begin = false;  ///< whether the first id is a begin token that was added to the prompt
@@ -79,7 +79,7 @@ class Reply : public TextReceiver {
  public:
   /// Choice i continues prompt i / request.n. `chat_end` is the id that ends an answer in a chat,
   /// or -1 for a completion. The tokenizer must outlive the answer.
-  Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const Tokenizer& tokenizer,
+  Reply(GenerationRequest request, std::vector<EncodedPrompt> prompts, const Tokenizer& tokenizer,
         int64_t chat_end, std::string model);
 
   /// Returns the texts to generate, one for each choice.
@@ -110,7 +110,7 @@ class Reply : public TextReceiver {
     std::vector<ReplyPart::Token> tokens{};  // not in a part yet
     size_t bytes = 0;                        // of all generated tokens
     size_t first = 0;                        // byte at which the first of `tokens` begins
-    bool drops_space = false;                // the first token begins with a space, the prompt not
+    bool strips_leading_space = false;       // the first token begins with a space, the prompt not
     bool has_begun = false;                  // whether a part was published
     bool is_written = false;                 // whether a part was converted to JSON
   };
@@ -129,7 +129,7 @@ class Reply : public TextReceiver {
   Json usage() const;
 
   const GenerationRequest request_;
-  const std::vector<ReadPrompt> prompts_;
+  const std::vector<EncodedPrompt> prompts_;
   const Tokenizer& tokenizer_;
   const int64_t chat_end_;
   const std::string model_, id_;

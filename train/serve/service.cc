@@ -68,7 +68,7 @@ std::shared_ptr<Reply> Service::start(std::string_view body, bool is_chat) const
     request.sampling.seed = (uint64_t{random()} << 32) | random();
   }
 
-  std::vector<ReadPrompt> prompts = read(request);
+  std::vector<EncodedPrompt> prompts = read(request);
   const int64_t chat_end = is_chat ? chat_->end() : -1;
   const auto answer = std::make_shared<Reply>(std::move(request), std::move(prompts),
                                               model_.tokenizer, chat_end, model_.name);
@@ -85,19 +85,20 @@ std::shared_ptr<Reply> Service::start(std::string_view body, bool is_chat) const
   return answer;
 }
 
-std::vector<ReadPrompt> Service::read(const GenerationRequest& request) const {
-  std::vector<ReadPrompt> prompts;
+std::vector<EncodedPrompt> Service::read(const GenerationRequest& request) const {
+  std::vector<EncodedPrompt> prompts;
   if (request.is_chat) {
     prompts.push_back({.text = "", .ids = chat_->encode_prompt(request.messages)});
   } else {
     for (const Prompt& prompt : request.prompts) prompts.push_back(read_prompt(prompt));
   }
-  for (ReadPrompt& prompt : prompts) prompt.max_tokens = room_for(request, std::ssize(prompt.ids));
+  for (EncodedPrompt& prompt : prompts)
+    prompt.max_tokens = room_for(request, std::ssize(prompt.ids));
   return prompts;
 }
 
-ReadPrompt Service::read_prompt(const Prompt& prompt) const {
-  ReadPrompt read{.text = prompt.text, .ids = prompt.ids};
+EncodedPrompt Service::read_prompt(const Prompt& prompt) const {
+  EncodedPrompt read{.text = prompt.text, .ids = prompt.ids};
   if (prompt.is_text) {
     try {
       read.ids = model_.tokenizer.encode(prompt.text, Exit::usage);

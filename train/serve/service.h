@@ -44,8 +44,8 @@ class Service {
 
  private:
   void check_model(const std::string& name) const;
-  std::vector<ReadPrompt> read(const GenerationRequest& request) const;
-  ReadPrompt read_prompt(const Prompt& prompt) const;
+  std::vector<EncodedPrompt> read(const GenerationRequest& request) const;
+  EncodedPrompt read_prompt(const Prompt& prompt) const;
   /// Returns the largest number of tokens to generate after a prompt of `prompt` tokens: the
   /// request's max_tokens, or a default. Throws ApiError with status 400 if the context is too
   /// short, or if the request asks for more tokens than the server allows.

@@ -49,7 +49,7 @@ class MapParameters {
   }
 
  private:
-  std::optional<TakeMemoryFrom> from_disk_;
+  std::optional<UseMemorySource> from_disk_;
 };
 
 }  // namespace lathe

@@ -112,8 +112,8 @@ class PassScope {
   std::optional<DetectAnomaly> anomalies_;
 };
 
-at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, StepRandom random,
-                       Compute compute, const at::Tensor& loss_scale) {
+at::Tensor run_in_pass_scope(const Session& s, const Batch& batch, double divisor,
+                             StepRandom random, Compute compute, const at::Tensor& loss_scale) {
   const PassScope scope(s);
   return run_micro_batch([&] { return scope.loss(batch, divisor); }, compute, random, loss_scale);
 }
@@ -122,13 +122,13 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
 
 at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
                            StepRandom random) {
-  return run_watched(s, batch, divisor, random, s.compute,
-                     s.scaler ? s.scaler->scale() : at::Tensor());
+  return run_in_pass_scope(s, batch, divisor, random, s.compute,
+                           s.scaler ? s.scaler->scale() : at::Tensor());
 }
 
 at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random,
                            Compute compute) {
-  return run_watched(s, batch, divisor, random, compute, {});
+  return run_in_pass_scope(s, batch, divisor, random, compute, {});
 }
 
 Variable run_stage_forward(const Session& s, const Batch& batch, double divisor, StepRandom random,

@@ -52,7 +52,7 @@ class StepSimulator {
   void add_tensor_exchange(LayerTimes& times);
   void add_context_exchange(LayerTimes& times);
   void add_work(const LayerTimes& times, double layers);
-  void add_pipeline(const LayerTimes& layer, const LayerTimes& head, const StageLayers& layers);
+  void add_pipeline(const LayerTimes& layer, const LayerTimes& head, const LayersPerStage& layers);
   void add_data_exchange(const LayerTimes& layer, double layers, double others);
   void add_optimizer(double own);
   /// Adds an exchange of `seconds`. If `allowed`, it runs during `compute` seconds of independent
@@ -263,7 +263,7 @@ void StepSimulator::add_optimizer(double own) {
 }
 
 void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head,
-                                 const StageLayers& layers) {
+                                 const LayersPerStage& layers) {
   const double stages = as_double(layout_.pipeline), parts = as_double(layout_.virtual_stages);
   const double first = layers.first * layer.total(), middle = layers.middle * layer.total();
   const double last = layers.last * layer.total() + head.total();
@@ -292,7 +292,7 @@ void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head
 
 StepEstimate StepSimulator::run() {
   const LayerTimes one = layer(), output = head();
-  const StageLayers layers = stage_layers(shape_.layers, layout_);
+  const LayersPerStage layers = stage_layers(shape_.layers, layout_);
   const double table = as_double(shape_.vocab) * as_double(shape_.width) / tensor_;
   double others = table;
 

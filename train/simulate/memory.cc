@@ -47,7 +47,7 @@ GpuMemory stage_memory(const StepWorkload& step, const ParallelLayout& l,
 
 }  // namespace
 
-StageLayers stage_layers(int64_t layers, const ParallelLayout& l) {
+LayersPerStage stage_layers(int64_t layers, const ParallelLayout& l) {
   const int64_t parts = l.pipeline * l.virtual_stages;
   if (layers % parts == 0) {
     const double each = as_double(layers / l.pipeline);
@@ -105,7 +105,7 @@ GpuMemory gpu_memory(const StepWorkload& step, const ParallelLayout& l, const Gp
   const double outside = s.parameters() - as_double(s.layers) * s.layer_parameters();
   const double positions = s.learned_positions ? as_double(s.sequence) * as_double(s.width) : 0;
   const double micro_batches = as_double(l.micro_batches(step.global_batch));
-  const StageLayers layers = stage_layers(s.layers, l);
+  const LayersPerStage layers = stage_layers(s.layers, l);
 
   // The first stage has the most micro-batches in progress, the last one has the logits.
   const double stages = as_double(l.pipeline), v = as_double(l.virtual_stages);

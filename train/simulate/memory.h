@@ -22,13 +22,13 @@ struct GpuMemory {
 };
 
 /// How many layers the stages of a pipeline have.
-struct StageLayers {
+struct LayersPerStage {
   double first = 0, middle = 0, last = 0;
 };
 /// Divides layers evenly. If that is not possible, counts the embedding and the head as a layer
 /// each. If the layers still do not divide evenly, the first stages have more layers than the last
 /// one.
-StageLayers stage_layers(int64_t layers, const ParallelLayout& layout);
+LayersPerStage stage_layers(int64_t layers, const ParallelLayout& layout);
 
 /// Returns the bytes of activations that one layer keeps for the backward pass of a micro-batch.
 double layer_activations(const StepWorkload& step, const ParallelLayout& layout,

@@ -7,18 +7,18 @@
 namespace lathe {
 
 void GradientSum::begin(int64_t n, size_t i) {
-  if (!in_sequence_ && n > 0 && n % 2 == 0) set_aside(i);
+  if (!in_sequence_ && n > 0 && n % 2 == 0) move_to_tree_sum(i);
 }
 
 void GradientSum::finish(size_t i) {
   if (pairs_[i].empty()) return;
   // The last pair may be a single micro-batch. It is added first, as the smallest block of the
   // tree.
-  set_aside(i);
+  move_to_tree_sum(i);
   parameters_[i].parameter.leaf().grad = pairs_[i].finish(add_gradients);
 }
 
-void GradientSum::set_aside(size_t i) {
+void GradientSum::move_to_tree_sum(size_t i) {
   pairs_[i].add(std::exchange(parameters_[i].parameter.leaf().grad, at::Tensor()), add_gradients);
 }
 

@@ -38,7 +38,7 @@ class GradientSum {
 
  private:
   /// Moves the gradient of parameter i into the sum of its pairs.
-  void set_aside(size_t i);
+  void move_to_tree_sum(size_t i);
 
   std::span<const NamedParameter> parameters_;
   bool in_sequence_;

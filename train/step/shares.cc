@@ -93,7 +93,7 @@ GridSizes replica_of(const RunConfig& config, int64_t processes) {
   return processes == 1 ? GridSizes() : config.dist.grid();
 }
 
-bool can_share_out(const RunConfig& c, int64_t processes) {
+bool can_divide_micro_batches(const RunConfig& c, int64_t processes) {
   const GridSizes sizes = replica_of(c, processes);
   if (processes % sizes.replica() != 0) return false;
   const int64_t groups = processes / sizes.replica();
@@ -103,7 +103,7 @@ bool can_share_out(const RunConfig& c, int64_t processes) {
   return !takes_turns || c.train.grad_accum / groups % sizes.pipeline == 0;
 }
 
-void check_shares(const LoadedConfig& loaded, int64_t all) {
+void check_process_count(const LoadedConfig& loaded, int64_t all) {
   const TrainConfig& c = loaded.config.train;
   const GridSizes sizes = replica_of(loaded.config, all);
   const int64_t replica = sizes.replica(), processes = all / replica;
@@ -129,7 +129,7 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
 
   std::vector<int64_t> counts;
   for (int64_t n = 1; n <= c.grad_accum && counts.size() < 8; ++n) {
-    if (can_share_out(loaded.config, n * replica)) counts.push_back(n * replica);
+    if (can_divide_micro_batches(loaded.config, n * replica)) counts.push_back(n * replica);
   }
 
   fail(Exit::usage, origin_of(loaded, "train.grad_accum"), ": the ", c.grad_accum,

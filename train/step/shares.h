@@ -13,7 +13,7 @@ namespace lathe {
 /// processes that work and, if there are any, values of keys that keep the global batch. Also
 /// throws for train.sum_order = "sequence" with several data ranks or dist.context above 1, and for
 /// keys that dist.pipeline, dist.context or dist.virtual_stages excludes.
-void check_shares(const LoadedConfig& loaded, int64_t processes);
+void check_process_count(const LoadedConfig& loaded, int64_t processes);
 
 /// Throws Exit::usage if the processes can't divide the layers of this model (dist.tensor): if the
 /// model kind has no rules for cutting layers, if dist.tensor does not divide the units that the
@@ -27,7 +27,7 @@ void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes);
 /// dist.context and dist.tensor, or 1 for each of them in a single process.
 GridSizes replica_of(const RunConfig& config, int64_t processes);
 /// Returns whether `processes` processes can divide the micro-batches of a step equally.
-bool can_share_out(const RunConfig& config, int64_t processes);
+bool can_divide_micro_batches(const RunConfig& config, int64_t processes);
 
 /// Returns the checksum of the file of Lathe's library, by which processes detect that they run
 /// different builds. Returns "unknown" if the system does not name the file. Throws Exit::io if the

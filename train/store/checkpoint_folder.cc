@@ -19,7 +19,7 @@
 namespace lathe {
 namespace {
 
-void set_aside_unusable(const fs::path& checkpoint) {
+void quarantine_unusable(const fs::path& checkpoint) {
   move_to_backup(checkpoint,
                  checkpoint.parent_path() / ("unusable-" + checkpoint.filename().string()));
 }
@@ -112,7 +112,7 @@ std::vector<fs::path> list_checkpoints(const fs::path& run) {
 void quarantine_newer(const fs::path& checkpoint) {
   const int64_t own = step_of(checkpoint);
   for (const auto& [step, other] : numbered_checkpoints(checkpoint.parent_path().parent_path())) {
-    if (step > own) set_aside_unusable(other);
+    if (step > own) quarantine_unusable(other);
   }
 }
 
@@ -135,7 +135,7 @@ void clean_checkpoints(const fs::path& run) {
 }
 
 void move_into_place(const fs::path& written, const fs::path& target) {
-  if (fs::exists(target) && !is_intact(target)) set_aside_unusable(target);
+  if (fs::exists(target) && !is_intact(target)) quarantine_unusable(target);
   if (!fs::exists(target)) return rename_file(written, target);
 
   const fs::path replaced = target.parent_path() / replaced_name(target.filename().string());

@@ -182,7 +182,7 @@ void CheckpointTensors::put_together(size_t i) const {
   auto* const bytes = static_cast<std::byte*>(flat.mutable_data_ptr());
   const auto size = static_cast<int64_t>(flat.element_size());
   const std::vector<int64_t> begins =
-      first.cut ? first.cut->flat_cuts(first.sizes) : std::vector<int64_t>{0};
+      first.cut ? first.cut->flat_part_offsets(first.sizes) : std::vector<int64_t>{0};
   for (const auto& [file, piece, part] : pieces_[i]) {
     const int64_t begin = begins[static_cast<size_t>(index_of(part))] + part.range.begin;
     std::memcpy(bytes + begin * size, piece->bytes.data(), piece->bytes.size());

@@ -58,8 +58,8 @@ void check_same_names(const std::vector<std::string>& ours, const std::vector<st
 
 }  // namespace
 
-void check_same_meaning(const ExampleEncoding& ours, const ExampleEncoding& theirs,
-                        const std::string& folder, const char* remedy) {
+void check_compatible_encoding(const ExampleEncoding& ours, const ExampleEncoding& theirs,
+                               const std::string& folder, const char* remedy) {
   const bool classifies = ours.targets.mean.empty();
   if (classifies) check_same_names(class_names(ours), class_names(theirs), "class", folder, remedy);
   if (!ours.table || !theirs.table) return;

@@ -13,7 +13,7 @@ ExampleEncoding encoding_of(const fs::path& run, const RunState& state, const Ru
 /// Throws Exit::data if the examples in `folder`, whose encoding is `theirs`, have other classes or
 /// input columns than those that a model was trained on, whose encoding is `ours`. Sizes must be
 /// equal; other statistics are allowed. The message ends with `remedy`.
-void check_same_meaning(const ExampleEncoding& ours, const ExampleEncoding& theirs,
-                        const std::string& folder, const char* remedy);
+void check_compatible_encoding(const ExampleEncoding& ours, const ExampleEncoding& theirs,
+                               const std::string& folder, const char* remedy);
 
 }  // namespace lathe

@@ -18,8 +18,8 @@ uint64_t bytes_of(const fs::path& path) {
 }
 
 /// Truncates or renames the file as the constructor of ResumableFile does. Returns `path`.
-fs::path cut_back(const fs::path& path, uint64_t length, const fs::path& aside,
-                  uint64_t (*whole)(std::string_view)) {
+fs::path truncate_to_checkpoint(const fs::path& path, uint64_t length, const fs::path& aside,
+                                uint64_t (*whole)(std::string_view)) {
   const uint64_t has = bytes_of(path);
   if (has < length) {
     log_warn(path.string(), has == 0 ? str(" is gone") : str(" has ", has, " bytes"), " but had ",
@@ -42,13 +42,13 @@ double unix_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-uint64_t whole_lines(std::string_view text) {
+uint64_t complete_lines_end(std::string_view text) {
   return text.rfind('\n') + 1;  // npos + 1 is 0
 }
 
 ResumableFile::ResumableFile(const fs::path& path, uint64_t length, const fs::path& aside,
                              uint64_t (*whole)(std::string_view))
-    : file_(cut_back(path, length, aside, whole), OutputFile::Open::append) {}
+    : file_(truncate_to_checkpoint(path, length, aside, whole), OutputFile::Open::append) {}
 
 uint64_t ResumableFile::sync() {
   file_.sync();
@@ -69,7 +69,8 @@ std::vector<std::pair<std::string, double>> named_stats(const LayerStats& layer)
 }
 
 Metrics::Metrics(const fs::path& run, uint64_t length, const std::string& unit)
-    : file_(run / "metrics.jsonl", length, run / "metrics.jsonl.old", whole_lines), unit_(unit) {}
+    : file_(run / "metrics.jsonl", length, run / "metrics.jsonl.old", complete_lines_end),
+      unit_(unit) {}
 
 void Metrics::add(const StepMetrics& m) {
   Json json{{"step", m.step},

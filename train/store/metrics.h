@@ -113,7 +113,7 @@ class ResumableFile {
   OutputFile file_;
 };
 /// Returns the length of the text up to the end of its last complete line.
-uint64_t whole_lines(std::string_view text);
+uint64_t complete_lines_end(std::string_view text);
 /// Returns the current time in seconds since 1970.
 double unix_seconds();
 

@@ -84,7 +84,7 @@ class Csv final : public MetricsSink {
 
  private:
   static ResumableFile open(const SinkOptions& o, const std::string& name) {
-    return {o.run / name, o.length(name), o.run / (name + ".old"), whole_lines};
+    return {o.run / name, o.length(name), o.run / (name + ".old"), complete_lines_end};
   }
 
   std::string unit_;

@@ -16,7 +16,7 @@ class Events final : public MetricsSink {
  public:
   explicit Events(const SinkOptions& o) : file_(own_file(o.run / name), OutputFile::Open::append) {
     if (const uint64_t size = file_.size(); size > 0) {
-      const uint64_t whole = whole_lines(read_file(o.run / name, Exit::io));
+      const uint64_t whole = complete_lines_end(read_file(o.run / name, Exit::io));
       // A process that was killed may have left an incomplete last line.
       if (whole != size) truncate_file(o.run / name, whole);
     }

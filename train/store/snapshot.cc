@@ -46,7 +46,7 @@ struct SavedTensor {
 };
 
 /// Returns the elements of a parameter that this process keeps, and the index after the last one.
-std::pair<at::Tensor, int64_t> kept_of(const NamedParameter& p) {
+std::pair<at::Tensor, int64_t> kept_elements(const NamedParameter& p) {
   const at::Tensor& t = p.parameter.data();
   const Leaf* const leaf = p.parameter.as_leaf();
   if (leaf == nullptr || !leaf->own.elements.defined()) return {t, t.numel()};
@@ -150,7 +150,7 @@ std::vector<SavedTensor> all_tensors(const std::vector<NamedParameter>& paramete
   std::vector<SavedTensor> all;
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
-    const auto [kept, end] = kept_of(p);
+    const auto [kept, end] = kept_elements(p);
     all.push_back({.in_model = true,
                    .name = p.path,
                    .tensor = kept,
@@ -177,7 +177,7 @@ std::vector<SavedTensor> all_tensors(const std::vector<NamedParameter>& paramete
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
     if (!is_saved_lower(t, dtype)) continue;
-    const auto [kept, end] = kept_of(p);
+    const auto [kept, end] = kept_elements(p);
     all.push_back({.in_model = false,
                    .name = p.path + ".master",
                    .tensor = kept,
@@ -255,7 +255,7 @@ std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model) {
 void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
                   std::optional<at::ScalarType> dtype) {
   for (const auto& p : parameters) {
-    const at::Tensor t = kept_of(p).first;
+    const at::Tensor t = kept_elements(p).first;
     if (t.numel() == 0) continue;
     // Several ranks may have the same parameter.
     const bool warns = world().is_writer() || t.numel() < full_numel(p.parameter);

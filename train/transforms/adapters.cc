@@ -80,7 +80,7 @@ bool has_no_layer(const ModelConfig& config) {
 }
 
 /// Resets the fields of a state that describe the training of the adapters and the unmerged model.
-void forget_training(RunState& state) {
+void reset_training_state(RunState& state) {
   state.metrics_bytes = 0;
   state.sink_bytes.clear();
   state.eval_due = state.sample_due = false;
@@ -280,7 +280,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
   stateless.kind = "sgd";
 
   state.config = config.schema().to_toml(&config, /*comments=*/false);
-  forget_training(state);
+  reset_training_state(state);
 
   const fs::path written = save_checkpoint(merged.path(), state, saved_tensors(*model),
                                            Optimizer(stateless, parameters(*model)), Retention{});

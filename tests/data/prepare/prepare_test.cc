@@ -137,7 +137,8 @@ TEST_CASE(
 TEST_CASE("memory does not grow with the input", "[prepare][process_memory]") {
   const TempFolder f;
   write_file(f / "big.txt", sample_text(48'000'000));
-  const Finished r = lathe_apart(f, {"prepare", "big.txt", "--out", "out", "--tokenizer", "char"});
+  const Finished r =
+      lathe_in_new_process(f, {"prepare", "big.txt", "--out", "out", "--tokenizer", "char"});
   CHECK(r.code == 0);
   rusage usage{};
   REQUIRE(getrusage(RUSAGE_CHILDREN, &usage) ==

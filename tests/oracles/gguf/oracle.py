@@ -51,7 +51,7 @@ def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def in_halves(rows, heads):
+def to_halves(rows, heads):
     """Reorders rows from llama.cpp's adjacent pairs of rotary channels to Lathe's halves."""
     return rows.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
 
@@ -114,14 +114,14 @@ def types(bench):
         for tensor, blocks in data.items():
             wanted = gguf.dequantize(blocks, kind).reshape(-1, width)
             if tensor[-1] in "qk" and "attn" in tensor:
-                assert not same(wanted, in_halves(wanted, heads if tensor[-1] == "q" else groups))
-                wanted = in_halves(wanted, heads if tensor[-1] == "q" else groups)
+                assert not same(wanted, to_halves(wanted, heads if tensor[-1] == "q" else groups))
+                wanted = to_halves(wanted, heads if tensor[-1] == "q" else groups)
             assert same(weights[ours[tensor] + ".weight"].float().numpy(), numpy.ascontiguousarray(wanted)), f"{name}: {tensor}"
             changed = blocks.copy()
             changed[0, -1] ^= 1
             other = gguf.dequantize(changed, kind).reshape(-1, width)
             if tensor[-1] in "qk" and "attn" in tensor:
-                other = in_halves(other, heads if tensor[-1] == "q" else groups)
+                other = to_halves(other, heads if tensor[-1] == "q" else groups)
             assert not same(weights[ours[tensor] + ".weight"].float().numpy(), numpy.ascontiguousarray(other)), (
                 f"{name}: {tensor}: the control agrees")
         print(f"{name}: {len(data)} tensors are the same bits")

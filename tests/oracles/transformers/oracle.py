@@ -309,12 +309,12 @@ def llama(bench):
         else:
             tensors = load_file(wrong / "model.safetensors")
             name = "model.layers.0.self_attn.q_proj.weight"
-            tensors[name] = in_pairs(tensors[name], 4).contiguous()
+            tensors[name] = to_interleaved(tensors[name], 4).contiguous()
             save_file(tensors, wrong / "model.safetensors", metadata={"format": "pt"})
         compare(bench, "llama, control with a wrong " + what, wrong, run, some_ids(), must_differ=True)
 
 
-def in_pairs(t, heads):
+def to_interleaved(t, heads):
     """Reorders the rotary channels of each head as llama.cpp does: (a0 a1 .. b0 b1 ..) -> (a0 b0 a1
     b1 ..)."""
     return t.reshape(heads, 2, t.shape[0] // heads // 2, *t.shape[1:]).swapaxes(1, 2).reshape(t.shape)
@@ -348,9 +348,9 @@ def gguf_file(bench, name, folder, run):
         if arch == "gpt2" and key.endswith("weight") and t.dim() == 2 and ".h." in key:
             t = t.t()
         if arch == "llama" and "q_proj" in key:
-            t = in_pairs(t, heads)
+            t = to_interleaved(t, heads)
         if arch == "llama" and "k_proj" in key:
-            t = in_pairs(t, groups)
+            t = to_interleaved(t, groups)
         stored = found.pop(theirs_name)
         data = gguf.dequantize(stored.data, stored.tensor_type).reshape(t.shape)
         assert list(reversed(stored.shape.tolist())) == list(t.shape), f"{name}: {theirs_name} is {stored.shape}"

@@ -63,7 +63,7 @@ TEST_CASE("--fit and find batch try only the micro-batches that the config accep
   std::vector<std::string> words{"find",           "batch",      path,
                                  "--memory=300MB", "--rounds=1", "--train.batch_size=16"};
   for (const auto& [key, value] : given) words.push_back("--" + key + "=" + value);
-  const Finished found = lathe_apart(f, words);
+  const Finished found = lathe_in_new_process(f, words);
   INFO(found.out << found.err);
   REQUIRE(found.code == 0);
   const Json json =
@@ -130,10 +130,10 @@ TEST_CASE("plan --json forecasts what bench step measures, and plan --fit prints
   };
   std::vector<std::string> planned{"plan", "tiny.toml", "--json"};
   planned.insert(planned.end(), larger.begin(), larger.end());
-  const Json forecast = parse_json(lathe_apart(f, planned).out, "plan", Exit::internal);
+  const Json forecast = parse_json(lathe_in_new_process(f, planned).out, "plan", Exit::internal);
   std::vector<std::string> words{"bench", "step", "tiny.toml", "--train.steps=3"};
   words.insert(words.end(), larger.begin(), larger.end());
-  const std::string out = lathe_apart(f, words).out;
+  const std::string out = lathe_in_new_process(f, words).out;
   const Json bench = parse_json(out, "bench", Exit::internal);
   CHECK(forecast["peak_rss_mb"].get<double>() ==
         Approx(bench["peak_rss_mb"].get<double>()).epsilon(0.05));

@@ -400,7 +400,7 @@ TEST_CASE("a run that needs far more memory than is free is refused, and the err
 
   const RunData data =
       RunData::open(load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}}));
-  CHECK(!resource_needs(data.loaded, data).hopeless);
+  CHECK(!resource_needs(data.loaded, data).must_not_start);
 }
 
 }  // namespace

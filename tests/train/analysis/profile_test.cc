@@ -388,7 +388,7 @@ TEST_CASE("the gradient noise scale is correct for gradients with known noise",
   CHECK(std::isnan(noise_scale(20, 5, 5, 20).batch()));  // all noise
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  const Finished r = lathe_apart(
+  const Finished r = lathe_in_new_process(
       f, {"find", "batch", "tiny.toml", "--memory=300MB", "--rounds=2", "--train.device=cpu"});
   INFO(r.err);
   REQUIRE(r.code == 0);

@@ -133,7 +133,7 @@ TEST_CASE("the comparison notices a resume that is wrong", "[kill_points]") {
     write_safetensors(zeroed / "zeroed", entries);
   }
   fs::rename(zeroed / "zeroed", zeroed / "optimizer.safetensors");
-  seal_checkpoint(zeroed);
+  update_manifest(zeroed);
   CHECK(trials.start("zeroed", {}).code == 0);
   CHECK(difference(folder / "reference", folder / "zeroed") != "");
 
@@ -145,7 +145,7 @@ TEST_CASE("the comparison notices a resume that is wrong", "[kill_points]") {
   Json state = parse_json(slurp(uncut / "state.json"), "state", Exit::internal);
   state["metrics_bytes"] = fs::file_size(folder / "uncut/metrics.jsonl");
   write_file(uncut / "state.json", state.dump());
-  seal_checkpoint(uncut);
+  update_manifest(uncut);
   CHECK(trials.start("uncut", {}).code == 0);
   CHECK_THAT(difference(folder / "reference", folder / "uncut"), ContainsSubstring("metrics line"));
 }

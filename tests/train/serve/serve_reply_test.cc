@@ -63,7 +63,7 @@ void fill(Reply& reply, const std::vector<int64_t>& ids) {
   reply.on_end(0, TextEnd::length, "");
 }
 
-std::vector<ReadPrompt> prompt_p() { return {{.text = "p", .ids = {'p'}, .max_tokens = 100}}; }
+std::vector<EncodedPrompt> prompt_p() { return {{.text = "p", .ids = {'p'}, .max_tokens = 100}}; }
 
 struct Joined {
   std::string text;

@@ -208,13 +208,13 @@ TEST_CASE("loopback addresses, Host headers and keys are recognized", "[serve_re
   for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "128.0.0.1", "localhost.evil.example",
                            "example.org", "", "127.0.0.1.evil.example"})
     CHECK(!is_loopback(host));
-  CHECK(name_of_host("localhost:80") == "localhost");
-  CHECK(name_of_host("localhost") == "localhost");
-  CHECK(name_of_host("LocalHost:80") == "localhost");
-  CHECK(name_of_host("[::1]:80") == "::1");
-  CHECK(name_of_host("[::1]") == "::1");
-  CHECK(name_of_host("").empty());
-  CHECK(name_of_host("[").empty());
+  CHECK(host_without_port("localhost:80") == "localhost");
+  CHECK(host_without_port("localhost") == "localhost");
+  CHECK(host_without_port("LocalHost:80") == "localhost");
+  CHECK(host_without_port("[::1]:80") == "::1");
+  CHECK(host_without_port("[::1]") == "::1");
+  CHECK(host_without_port("").empty());
+  CHECK(host_without_port("[").empty());
   CHECK(equals_key("abc", "abc"));
   for (const char* given : {"", "a", "ab", "abcabc", "abd", "bbc", "abcd"})
     CHECK(!equals_key(given, "abc"));

@@ -329,8 +329,8 @@ TEST_CASE("plan forecasts the memory and the disk space of a run whose state is 
     plan.insert(plan.end(), keys.begin(), keys.end());
     bench.insert(bench.end(), keys.begin(), keys.end());
 
-    const Finished planned = lathe::test::lathe_apart(runs.folder(), plan);
-    const Finished measured = lathe::test::lathe_apart(runs.folder(), bench);
+    const Finished planned = lathe::test::lathe_in_new_process(runs.folder(), plan);
+    const Finished measured = lathe::test::lathe_in_new_process(runs.folder(), bench);
     INFO(name << planned.err << measured.err);
     REQUIRE(planned.code == 0);
     REQUIRE(measured.code == 0);
