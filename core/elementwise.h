@@ -8,15 +8,16 @@
 
 namespace lathe {
 
-/// Returns the op that computes the same function by one of Lathe's kernels, such as own_tanh for
-/// tanh, if there is one and ops use kernels (gemm_ready(Element::f32)). Otherwise returns `op`.
+/// Returns the op that computes the same function with one of Lathe's kernels, such as own_tanh for
+/// tanh. Returns `op` if there is no such op, or if ops do not use kernels on this machine
+/// (gemm_ready(Element::f32) is false).
 ChainOp with_kernel(ChainOp op);
 
-/// Returns whether elementwise() takes x: a contiguous float32 or bfloat16 tensor on the CPU that
-/// is not empty. Ops must also use kernels (gemm_ready(Element::f32)).
+/// Returns whether elementwise() can compute a function of x: x must be a contiguous, non-empty
+/// float32 or bfloat16 tensor on the CPU, and gemm_ready(Element::f32) must be true.
 bool has_elementwise(const at::Tensor& x);
-/// Returns the result of own_tanh, own_silu, own_gelu or one of their gradients for a and, if the
-/// op has two operands, b, which has the dtype and shape of a. The result is contiguous.
+/// Computes `op`: own_tanh, own_silu or own_gelu of `a`, or one of their gradients from `a` and
+/// `b`. `b` must have the dtype and shape of `a`. The result is contiguous.
 at::Tensor elementwise(ChainOp op, const at::Tensor& a, const at::Tensor& b = {});
 
 }  // namespace lathe

@@ -1,4 +1,5 @@
-// Named ranges of a thread's time for LibTorch's profilers: Kineto's traces, NVTX's ranges.
+// Named ranges on a thread's timeline, which LibTorch's profilers show in Kineto traces or as NVTX
+// ranges.
 #pragma once
 
 #include <string>

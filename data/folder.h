@@ -1,5 +1,5 @@
-// Functions for data folders of every kind: manifest.json and checksums of files. No LibTorch
-// header.
+// Reads, writes and checks manifest.json of data folders of every kind, and verifies the checksums
+// of their files. Includes no LibTorch header.
 #pragma once
 
 #include <cstddef>

@@ -70,7 +70,7 @@ std::unique_ptr<Group> World::make_group(const std::string& name, const RankAxis
   return Group::make(*store_, name, placement_, axis, timeout_);
 }
 
-/// Lets a group exchange tensors of GPUs.
+/// Wraps a group, if it exists, so that it can exchange GPU tensors.
 void World::wrap_for_gpus(std::unique_ptr<Group>& group, const std::string& name,
                           const RankAxis& axis) {
   if (!group) return;
@@ -79,15 +79,15 @@ void World::wrap_for_gpus(std::unique_ptr<Group>& group, const std::string& name
     return;
   }
   group = Group::by_nccl(std::move(group), *store_, "nccl/" + name, axis, timeout_);
-  // c10d connects the ranks in a group's first exchange. Make it now, so that several groups do
-  // not connect at the same time.
+  // c10d connects the ranks during a group's first exchange. Run that exchange now, so that several
+  // groups do not connect at the same time.
   guarded([&] { group->gather(at::zeros({1}, at::TensorOptions().device(at::kCUDA))); });
 }
 
 std::string World::use_gpus(const std::string& backend) {
   if (size() == 1) return "nothing";
   const std::vector<std::string> gpus = gather_texts(host_name() + " " + cuda_api().device_id());
-  std::optional<std::pair<int, int>> sharing;  // two ranks with one GPU
+  std::optional<std::pair<int, int>> sharing;  // two ranks that share a GPU
   for (int b = 0; b < size() && !sharing; ++b) {
     for (int a = 0; a < b && !sharing; ++a) {
       if (gpus[a] == gpus[b]) sharing = {a, b};
@@ -176,8 +176,8 @@ void World::share_cores() {
   lathe::share_cores(static_cast<int>(std::count(all.begin(), all.end(), mine)));
 }
 
-/// Announces this process in the store and waits for the others. It does not leave the waiting to
-/// c10d, whose error would name an internal key.
+/// Announces this process in the store and waits for the others. It polls the store, because the
+/// error of c10d's own wait would name an internal key.
 void World::meet() {
   const Placement& p = placement_;
   if (store_->count(Rendezvous::key("rank", p.rank)) != 1) {
@@ -213,8 +213,8 @@ void World::meet() {
   store_->set(Rendezvous::key("met", p.rank), "yes");
   if (!other) return;
 
-  // If rank 0 hosts the store, the store ends with it, so rank 0 waits up to 2 s until the others
-  // have read it.
+  // The store may be in the process of rank 0 and end with it. Rank 0 therefore waits, for up to
+  // 2 s, until the other ranks have read the store.
   const auto found = Clock::now();
   for (int rank = 1; p.rank == 0 && rank < p.size; ++rank) {
     while (store_->get(Rendezvous::key("met", rank)).empty() && seconds_since(found) < 2) pause();
@@ -236,7 +236,7 @@ at::Tensor World::gather_over(const RankAxis& axis, Group* group, const at::Tens
   return all.flatten(0, 1);
 }
 
-/// Returns the texts of all ranks, exchanged over a group of all of them.
+/// Returns the texts of all ranks. `group` must contain all ranks.
 std::vector<std::string> World::gather_texts_over(Group* group, const std::string& mine) {
   if (size() == 1) return {mine};
   const RankAxis axis{.rank = rank(), .size = size()};
@@ -295,7 +295,8 @@ void World::check_same(const std::string& what, const std::string& mine) {
 
 void World::check_same_lines(const std::string& what, const std::string& mine) {
   if (size() == 1) return;
-  std::map<std::string, std::pair<int, std::string>> known;  // a key's first rank, and its line
+  // For each key, the first rank that has it, and the line of that rank.
+  std::map<std::string, std::pair<int, std::string>> known;
   const std::vector<std::string> all = gather_texts(mine);
   for (int r = 0; r < size(); ++r) {
     std::istringstream lines(all[r]);

@@ -51,18 +51,18 @@ enum class RankPhase : uint8_t {
 /// With dist.tensor, dist.context or dist.pipeline above 1, the processes form a grid. The ranks
 /// along the tensor axis compute the same micro-batches together, each with a part of every layer;
 /// those along the pipeline axis do so one after another, each with some of the layers. The ranks
-/// along the data axis have the same part of the model, and add up their gradients. That axis has a
-/// context axis within it, whose ranks compute the same micro-batches together, each with some of
-/// the positions of every row.
+/// along the data axis have the same part of the model, and add up their gradients. The data axis
+/// contains a context axis, whose ranks compute the same micro-batches together, each with some of
+/// the positions of every row. Ranks that compute the same micro-batches form a batch group.
 ///
-/// Rank = ((pipeline rank * batch groups + batch group) * context ranks + context rank) * tensor
-/// ranks + tensor rank: ranks that exchange the most are usually on one machine. On the data axis,
-/// the ranks of one part of the positions come one after another. The gradients of one part of the
-/// positions are thus summed in the order of core/tree_sum.h, whatever the number of batch groups,
-/// and the sums of the parts are added last.
+/// The rank of a process is ((pipeline rank * batch groups + batch group) * context ranks + context
+/// rank) * tensor ranks + tensor rank. With this order, the ranks that exchange the most data are
+/// usually on one machine. The rank on the data axis is context rank * batch groups + batch group.
+/// The gradients of each context rank are first summed over the batch groups, in the order of
+/// core/tree_sum.h, for any number of batch groups. The sums of the context ranks are added last.
 ///
-/// Every rank must call a collective, in the same order as other collectives and from the training
-/// thread. Collectives throw Exit::peer_lost if a rank was lost.
+/// Unless a comment states otherwise, all ranks must call the same collectives in the same order,
+/// on the training thread. Collectives throw Exit::peer_lost if a rank was lost.
 class World {
  public:
   int rank() const { return placement_.rank; }
@@ -114,7 +114,7 @@ class World {
     return gather_texts_over(control_.get(), mine);
   }
   /// Does the same over a separate group, so that a thread that saves a checkpoint may call it
-  /// while the training thread uses the other groups. Call open_saving_group() before.
+  /// while the training thread uses the other groups. Call open_saving_group() first.
   std::vector<std::string> gather_texts_of_savers(const std::string& mine) {
     return gather_texts_over(saving_.get(), mine);
   }
@@ -171,9 +171,9 @@ class World {
   void wait_for_all() { any(false); }
   /// Reports to the other ranks why this process ends. Does nothing in a single process.
   void report_failure(const std::string& why);
-  /// Reports the same, and returns whether rank 0 ends for the same reason and prints it, which
-  /// takes up to a second to find out. For errors of the config, which all ranks notice at the same
-  /// time.
+  /// Does the same, then waits for up to one second for rank 0 to report the same reason. Returns
+  /// whether it did; rank 0 then also prints the reason. Call it for errors of the config, which
+  /// all ranks notice at the same time.
   bool first_rank_reports(const std::string& why);
 
  private:
@@ -225,10 +225,10 @@ World& world();
 /// Returns the name of this machine.
 std::string host_name();
 
-/// While alive, world() has `ranks` ranks and sends nothing, for a dry run (core/dry_run.h) of
-/// stage `stage` of a pipeline. A process that trains alone takes the position of the first tensor
-/// rank of data rank `data_rank`. If there are several processes, `ranks` must be their number, and
-/// each keeps its rank and its positions on the other axes.
+/// While this object exists, world() has `ranks` ranks and sends nothing, for a dry run
+/// (core/dry_run.h) of stage `stage` of a pipeline. A process that trains alone takes the position
+/// of the first tensor rank of data rank `data_rank`. If there are several processes, `ranks` must
+/// be their number, and each keeps its rank and its positions on the data, context and tensor axes.
 class DryWorld {
  public:
   explicit DryWorld(int ranks, const GridSizes& sizes = {}, int stage = 0, int data_rank = 0);
@@ -251,7 +251,7 @@ class DryWorld {
 /// Joins the other processes. Call it once, before anything else of this folder. Throws
 /// Exit::peer_lost with the first rank that did not join within dist.timeout, and Exit::usage if
 /// two processes have the same rank, or if their WORLD_SIZE or their grids differ. The product of
-/// dist.pipeline, dist.context and dist.tensor must divide their number.
+/// dist.pipeline, dist.context and dist.tensor must divide the number of processes.
 void join_world(const Placement& placement, const DistConfig& config);
 
 }  // namespace lathe

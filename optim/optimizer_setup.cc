@@ -17,7 +17,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the first eight paths and the number of all: "a, b, c, ... (41 in all)".
+/// Returns the paths of the parameters. If there are more than eight, returns the first eight and
+/// the total number: "a, b, c, ... (41 in all)".
 std::string some_paths(const std::vector<NamedParameter>& parameters) {
   std::string text;
   for (size_t i = 0; i < std::min<size_t>(parameters.size(), 8); ++i)
@@ -29,16 +30,17 @@ bool chooses(const GroupOptions& o, const NamedParameter& p) {
   return o.which ? o.which(p) : matches(o.pattern, p.path);
 }
 
-/// Returns the index of a parameter's group. The first of `own` that chooses the parameter selects
-/// a pair of groups, one with weight decay and one without. Unless the role decides, parameters
-/// with two or more dimensions decay.
+/// Returns the index of a parameter's group. The first entry of `own` that chooses the parameter
+/// selects a pair of groups: the first group is for parameters with weight decay, the second for
+/// those without it by default. Weight decay applies to parameters with two or more dimensions,
+/// unless their roles state otherwise.
 size_t group_of(const std::vector<GroupOptions>& own, const NamedParameter& p) {
   const auto at = std::ranges::find_if(own, [&](const GroupOptions& o) { return chooses(o, p); });
   const size_t pair = at == own.end() ? 0 : static_cast<size_t>(at - own.begin()) + 1;
   return 2 * pair + (p.role.decayed.value_or(p.parameter.dim() >= 2) ? 0 : 1);
 }
 
-/// Throws Exit::usage if a value breaks the rule of its field.
+/// Throws Exit::usage if a value is not allowed for its key, or if values contradict each other.
 void check_values(OptimConfig config) {
   static const Schema& schema = schema_of<OptimConfig>();
   for (const Field& field : schema.fields())
@@ -48,7 +50,8 @@ void check_values(OptimConfig config) {
     fail(Exit::usage, "optim.nesterov needs optim.dampening = 0 and optim.momentum > 0");
 }
 
-/// Throws Exit::usage if one of `own` has no effect, with the reason.
+/// Throws Exit::usage, with the reason, if the pair of groups of an entry of `own` has no
+/// parameters.
 void check_groups(const std::vector<GroupOptions>& own, const std::vector<ParameterGroup>& groups,
                   const std::vector<NamedParameter>& parameters) {
   for (size_t i = 0; i < own.size(); ++i) {
@@ -60,7 +63,7 @@ void check_groups(const std::vector<GroupOptions>& own, const std::vector<Parame
          "optim.groups: ", own[i].which ? "a predicate" : "match = \"" + own[i].pattern + "\"",
          taken ? " is left without parameters, since groups before it took them all; put it before "
                  "them"
-               : " matches no parameter; there are " + some_paths(parameters));
+               : " matches no parameter; the parameters are " + some_paths(parameters));
   }
 }
 
@@ -82,8 +85,9 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
     fail(Exit::usage, "optim.kind = \"", config.kind,
          "\" does not run on GPUs yet; use adamw, or train.device = \"cpu\"");
 
-  // Groups come in pairs, with and without weight decay. Pair 0 is for parameters that no group
-  // chooses; groups given in code come before those of the config.
+  // Groups come in pairs, for parameters with weight decay and for those without it by default. The
+  // second group of a pair has no decay unless its entry of `own` sets weight_decay. Pair 0 is for
+  // parameters that no entry chooses. Entries given in code come before those of the config.
   std::vector<GroupOptions> own = own_;
   for (GroupOptions& group : group_options(config)) own.push_back(std::move(group));
   groups_ = {{.weight_decay = config.weight_decay}, {}};
@@ -100,7 +104,8 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   }
   check_groups(own, groups_, parameters);
 
-  // Sums have the order of groups and slots, as in sum_gradients().
+  // The sums of squared gradients are stored in the order of groups and slots, as in
+  // sum_gradients().
   stages_.resize(parameters.size());
   int64_t chunks = 0;
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -159,8 +164,8 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
          " is cut among ", cut->parts, " processes (dist.tensor); use adamw, or dist.tensor = 1");
   }
   if (own.size() > 0) update_flops_ += state.flops;
-  // A meta tensor stands for state in a file. It is made without ATen's dispatcher, which a dry run
-  // replaces.
+  // A meta tensor stands for state in a file. It is made without ATen's dispatcher, whose calls a
+  // dry run intercepts.
   const auto shape = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
     return at::detail::empty_meta(sizes, data.options().dtype(dtype).device(at::kMeta));
   };

@@ -1,5 +1,6 @@
 // Helpers of the ops for causal attention: the mask, the checks of document starts, and the count
-// of FLOPs.
+// of FLOPs. starts[b, t] is the position at which the document of token t of row b begins. If
+// `starts` is undefined, each row is one document.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,10 +21,9 @@ OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads);
 /// [B, 1, T, S] with `starts`. True marks a key that a query must not attend to.
 at::Tensor attention_mask(int64_t time, int64_t keys, const at::Tensor& starts, at::Device device);
 
-/// Returns `starts`, made contiguous on the CPU. An undefined tensor is returned unchanged. Throws
-/// unless `starts` is int64 [B, T]. On the CPU, also throws unless each row is nondecreasing and
-/// starts[b, t] is between 0 and `first` + t, the position of token t. A dry run skips the checks
-/// of values.
+/// Checks `starts` and returns it, contiguous if it is on the CPU. Throws unless it is undefined or
+/// int64 [B, T]. If it is on the CPU, also throws unless each row is nondecreasing and starts[b, t]
+/// is between 0 and `first` + t, the position of token t. A dry run skips the checks of values.
 at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time, int64_t first = 0);
 
 /// Returns the dtype in which autocast passes x to an op of Amp::low.

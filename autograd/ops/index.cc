@@ -22,7 +22,8 @@ Tensors tensors_of(const SavedTensors& saved) {
   return tensors;
 }
 SavedTensors saved_of(const Tensors& tensors) { return {tensors.begin(), tensors.end()}; }
-/// The ops below for tensors, so that backward formulas can use the same names.
+/// These two functions do for tensors what the ops of the same names do for Variables, so that one
+/// backward formula works for both.
 at::Tensor index(const at::Tensor& x, const Tensors& indices) {
   return at::index(x, list_of(indices));
 }

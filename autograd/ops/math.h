@@ -1,5 +1,6 @@
-// Elementwise functions beyond those of ops.h, with PyTorch's names, argument order and values,
-// also at ties and zero and for infinities and NaN. Shapes broadcast.
+// More elementwise functions than those of ops.h. Their names and argument order are PyTorch's, and
+// so are their values and gradients, including those at ties, zeros, infinities and NaN. Shapes
+// broadcast.
 #pragma once
 
 #include <optional>
@@ -29,8 +30,8 @@ Variable xlogy(const Variable& x, const Variable& y);
 /// derivative is 1 at the bounds too.
 Variable clamp(const Variable& x, std::optional<double> min,
                std::optional<double> max = std::nullopt);
-/// Does the same with bounds that are broadcast, and that receive the gradient where they apply. An
-/// undefined bound does not apply.
+/// Does the same with bounds that are Variables. They are broadcast, and receive the gradient of
+/// the elements that they limit. An undefined Variable stands for a missing bound.
 Variable clamp(const Variable& x, const Variable& min, const Variable& max = {});
 /// Return the elementwise maximum or minimum of a and b, NaN where either is NaN. Ties share the
 /// gradient equally.

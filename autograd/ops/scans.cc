@@ -25,7 +25,8 @@ at::Tensor in_wide(const at::Tensor& x, F&& f) {
   return is_low(x) ? f(x.to(at::kFloat)).to(x.scalar_type()) : f(x);
 }
 
-/// Returns x shifted by one position along a dim: 1 comes first, and the last element is dropped.
+/// Returns x shifted by one position along a dim. The first element of the result is 1, and the
+/// last element of x is dropped.
 template <class T>
 T shifted(const T& x, int64_t dim) {
   const auto options = [&] {
@@ -65,8 +66,9 @@ struct Cumprod {
     x = x_;
     return y = in_wide(x_, [&](const at::Tensor& v) { return v.cumprod(dim); });
   }
-  // Without zeros dx_k = sum over i >= k of dy_i y_i / x_k. Else dx_k = (x_0 ... x_(k-1)) s_k,
-  // where s_k = dy_k + x_(k+1) s_(k+1). This takes one pass over the dim and no division.
+  // If x has no zeros, dx_k = (sum over i >= k of dy_i y_i) / x_k. Otherwise dx_k = (x_0 ...
+  // x_(k-1)) s_k, where s_k = dy_k + x_(k+1) s_(k+1). The second formula takes one pass over the
+  // dim and no division.
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const T v = x.as<T>();
@@ -84,7 +86,7 @@ struct Cumprod {
         continue;
       }
       T rest = select(v, dim, k + 1) * s[static_cast<size_t>(k + 1)];
-      // Terms beyond a zero do not count, even if they are infinite.
+      // If x_(k+1) is 0, this term is 0, even if s_(k+1) is infinite.
       if constexpr (std::same_as<T, at::Tensor>)
         rest = rest.masked_fill(zero.select(dim, k + 1), 0);
       s[static_cast<size_t>(k)] = d + rest;
@@ -102,16 +104,15 @@ struct Prod {
   static constexpr OpInfo info{.name = "prod", .amp = Amp::fp32, .exact = true};
   int64_t dim;
   bool keepdim;
-  bool of_all = false;  ///< x is a flattened tensor: with two zeros the gradient is 0, even if
-                        ///< other elements are not finite
+  bool of_all = false;  ///< x is a flattened tensor: if two or more elements are 0, the gradient is
+                        ///< 0, even if other elements are not finite
   Saved x = Saved::input(0), y = Saved::output();
   at::Tensor forward(const at::Tensor& x_) {
     dim = wrap_dim(dim, x_.dim());
     x = x_;
     return y = in_wide(x_, [&](const at::Tensor& v) { return v.prod(dim, keepdim); });
   }
-  // Without zeros dx = dy y / x; else dx = dy (product of the elements before) (product of those
-  // after).
+  // If x has no zeros, dx = dy y / x. Otherwise dx_k = dy (x_0 ... x_(k-1)) (x_(k+1) ... x_(n-1)).
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const T v = x.as<T>(), d = keepdim ? dy : unsqueeze(dy, dim);

@@ -17,9 +17,9 @@ namespace lathe {
 /// The importance of a line; the console shows lines at or above its own level.
 enum class Level { debug, info, warn, error };
 
-/// While alive, std::cout and std::cerr write to a terminal through printable() (core/io/text.h),
-/// so that texts and names from a file can't control it. A file or a pipe gets every byte
-/// unchanged.
+/// While this object exists, std::cout and std::cerr write to a terminal through printable()
+/// (core/io/text.h), so that text from a file can't control the terminal. A file or a pipe gets
+/// every byte unchanged.
 class PrintableStreams {
  public:
   PrintableStreams();

@@ -1,8 +1,8 @@
-// The backward pass works on transposed blocks (keys by queries). P and dS are then left factors of
-// matmuls in the form in which they are computed, and only dq needs a transpose. Rotary position
-// embeddings are applied to copies of queries and keys, which each task makes; gradients are
-// rotated back in float32. Gradients of keys and values are computed for each query head, and the
-// caller sums those of the heads that share a key head.
+// The backward pass computes the blocks of P and dS transposed (keys by queries). In this form they
+// are the left factors of the matmuls for dk and dv, so only dq needs a transpose. Each task
+// applies rotary position embeddings to copies of its queries and keys; gradients are rotated back
+// in float32. Gradients of keys and values are computed for each query head, and the caller sums
+// those of the heads that share a key head.
 #include "core/kernels/attention.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/attention.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires that this is included after foreach_target.h.
 #include "core/kernels/attention-inl.h"
 
 #if HWY_ONCE
@@ -54,12 +54,13 @@ struct Head {
   Matrix shared(HeadRows r) const { return at(r, key_head); }
   /// Returns this head's rows of the output or its gradient.
   Matrix rows(const void* out) const { return at({out, joined.stride, joined.batch_stride}, head); }
-  /// Returns, for queries from i on, the first key that each sees, or null. first_block() returns
-  /// the beginning of the block that contains the first key of query i.
+  /// Returns a pointer to the first visible key of each query from i on; null if all queries see
+  /// key 0. first_block() returns the beginning of the block that contains the first visible key of
+  /// query i.
   const int64_t* starts_of(int64_t i) const { return starts == nullptr ? nullptr : starts + i; }
   int64_t first_block(int64_t i) const { return starts == nullptr ? 0 : starts[i] / block * block; }
-  /// Rotates rows [begin, end) of q or k into `space` [time, width] and returns that; returns
-  /// `rows` if there is no table.
+  /// Rotates rows [begin, end) of q or k into `space` [time, width] and returns `space` as a
+  /// matrix; returns `rows` if there is no table.
   Matrix rotated(Matrix rows, int64_t begin, int64_t end, void* space) const {
     if (rope_table == nullptr) return rows;
     const Matrix to{space, width, element};
@@ -220,7 +221,7 @@ bool attention_ready(const AttentionShape& s, Element type) {
 namespace {
 
 /// Computes attention for one query per head, as when text is generated one token at a time. Keys
-/// and values are read in place, once for all heads that share them.
+/// and values are read in place, once for up to max_gemv_rows query heads that share them.
 void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                 HeadRows v_rows, void* out, float* lse) {
   const int64_t wide = round_up(s.width, 16), kv_heads = s.heads / s.groups();
@@ -268,8 +269,8 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
       HWY_DYNAMIC_DISPATCH(write_rows_of)
       (acc, wide, heads, s.width, l, {head.rows(out).data, s.width, type});
 
-      // The backward pass needs the log of each row's sum of exponentials; `lse` is null if there
-      // is none.
+      // Keep the log of each row's sum of exponentials for the backward pass. If there will be no
+      // backward pass, `lse` is null.
       for (int64_t h = 0; h < heads && lse != nullptr; ++h) lse[index + h] = m[h] + std::log(l[h]);
     });
   };
@@ -289,8 +290,8 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
 //         +---+---+---+---+
 void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                        HeadRows v_rows, void* out, float* lse) {
-  // The time for a single query is that of reading keys and values, which attend_one() reads in
-  // place.
+  // For a single query, most of the time is spent on reading keys and values. attend_one() reads
+  // them in place, without packing them.
   if (s.time == 1 && s.rope_table == nullptr && k_rows.stride == v_rows.stride &&
       gemv_ready(type, type, 1))
     return attend_one(s, type, q_rows, k_rows, v_rows, out, lse);
@@ -305,13 +306,14 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
   const HeadParts parts(s, s.time);
   const auto run = [&](int64_t task) {
     const int64_t index = task % parts.heads,
-                  part = parts.count - 1 - task / parts.heads;  // the longest first
+                  part = parts.count - 1 - task / parts.heads;  // parts with the most keys first
 
     Packed keys = shape_k, values = shape_v;
     const ForwardSpace w(s, types, keys, values, scratch.mine());
     const Head head(s, type, index);
 
-    // Queries and the keys that they see are rotated and packed once for the whole part.
+    // Rotate the part's queries, and rotate and pack the keys that they see, once for all of its
+    // blocks. Pack the values as well.
     const int64_t end = parts.end(part);
     const Matrix q = head.rotated(head.own(q_rows), parts.begin(part), end, w.rotated_q),
                  y = head.rows(out);
@@ -326,7 +328,8 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
       std::fill_n(w.m, rows, -INFINITY);
       std::fill_n(w.l, rows, 0.0f);
 
-      // Documents before the first query's own are masked, so their blocks are skipped.
+      // Queries from i on don't see documents before that of query i, so skip the blocks of keys
+      // that contain only such documents.
       const int64_t first = head.first_block(i);
       for (int64_t j = first; j < before + i + rows; j += block) {
         const int64_t columns = std::min(block, s.key_count() - j),
@@ -361,8 +364,8 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
 void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, HeadRows all_k,
                         HeadRows all_v, const void* out, const void* dout, const float* lse,
                         HeadRows dq, HeadRows dk, HeadRows dv) {
-  // Pack q and dout in both forms, transposed and not, and k, which dq needs, only in the form that
-  // is not transposed.
+  // q and dout are packed twice, transposed (`across`) and not transposed (`along`). k, which only
+  // dq needs in packed form, is packed once, not transposed.
   const Types types(type);
   const Packed across(s.time, s.width, types, true), along(s.time, s.width, types, false),
       keys_along(s.key_count(), s.width, types, false);
@@ -375,7 +378,8 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
   const bool together = key_parts.count == 1 && query_parts.count == 1;
   const auto write_rows = HWY_DYNAMIC_DISPATCH(write_rows_of);
 
-  // Returns the first block of queries that may see a key of the block from j on.
+  // Returns the beginning of the first block of queries that may see a key of the block that begins
+  // at j.
   const auto first_query_of = [before](int64_t j) {
     return std::max<int64_t>(0, j - before) / block * block;
   };

@@ -29,7 +29,7 @@
 #define HWY_TARGET_INCLUDE "core/kernels/chain.cc"
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires that these are included after foreach_target.h.
 #include "core/kernels/activation-inl.h"
 #include "core/kernels/simd-inl.h"
 
@@ -43,7 +43,7 @@ HWY_INLINE V rounded(V v) {
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const auto near =
       hn::And(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu))), hn::Set(du, 0xffff0000u));
-  // Set a bit in the upper half, which remains, so that NaN stays NaN.
+  // store_output() keeps only the upper 16 bits. Set one of them, so that NaN stays NaN.
   const auto nan = hn::Or(bits, hn::Set(du, 0x00400000u));
   return hn::IfThenElse(hn::Eq(v, v), hn::BitCast(D(), near), hn::BitCast(D(), nan));
 }
@@ -64,14 +64,15 @@ HWY_INLINE T* opaque(T* p) {
 
 // Prefetch explicitly: the processor's own prefetcher does not recognize a loop with this many
 // instructions between its loads.
-constexpr int64_t ahead = 2048;  // elements after those that are read
+constexpr int64_t ahead = 2048;  // prefetch distance, in elements
 HWY_INLINE void fetch(const float* from) {
   const float* const p = opaque(from);
   for (int k = 0; k < at_once; ++k) hwy::Prefetch(p + k * lanes());
 }
 
-/// Runs instructions on the vectors that begin at element `at` of a tile. A result that one
-/// instruction passes to the next stays in vector registers.
+/// Runs instructions on K vectors that begin at element `at` of a tile. A result that one
+/// instruction passes to the next stays in vector registers. `part` loads and stores a vector, or
+/// an incomplete last one (Whole and Part in simd-inl.h).
 template <int K, class P>
 class Machine {
  public:
@@ -240,8 +241,8 @@ void load_input(const Chain::Input& input, const void* from, int64_t begin, int6
   }
 }
 
-/// Writes n elements of a value as float32, or as bfloat16 if they have been rounded to bfloat16
-/// already.
+/// Writes n elements of a value as float32 or as bfloat16. For bfloat16, the elements must have
+/// been rounded to bfloat16 already.
 void store_output(ChainType type, const float* from, int64_t n, void* to, int64_t begin) {
   if (type == ChainType::f32) {
     std::copy_n(from, n, static_cast<float*>(to) + begin);
@@ -327,9 +328,9 @@ void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, co
   }
 }
 
-/// A call of one of ATen's functions, whose tensors are the first n elements of registers. If the
-/// instruction's result is rounded to bfloat16, the function works on bfloat16 copies in `copies`,
-/// each of which has room for `room` elements.
+/// A call of one of ATen's functions. Its operands and its result are tensors of n elements, which
+/// share the memory of registers. If the result is rounded to bfloat16, the function works on
+/// bfloat16 copies of them instead. `copies` has room for three tensors of `room` elements.
 class Call {
  public:
   Call(const ChainInstruction& instruction, float* const* places, c10::BFloat16* copies,

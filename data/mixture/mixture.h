@@ -11,7 +11,7 @@ namespace lathe {
 
 /// Writes the manifest.json of a mixture. The folders of its parts must hold token data already.
 /// Returns the number of training tokens. Throws Exit::data, and writes nothing, if a part can't be
-/// opened or holds preferences, or if the parts have different tokenizers.
+/// opened or holds preference pairs, or if the parts have different tokenizers.
 int64_t write_mixture(const fs::path& folder, const std::vector<MixturePart>& parts);
 /// Opens the mixture in data.dir with the weights of data.mix, or, if that key is empty, with those
 /// of the manifest. Throws Exit::data for a folder that can't be used, and Exit::usage for config

@@ -1,11 +1,11 @@
 // Byte-pair encoding (Sennrich et al. 2016) of bytes (Radford et al. 2019), and of characters in
 // SentencePiece's form (Kudo and Richardson 2018), which Llama 2 and Mistral use.
 //
-// In SentencePiece's form a character without a token becomes its bytes (byte_fallback). This form
-// may have no pre-tokenizer; a text is then still encoded word by word if no token has a space
-// after another character. Hugging Face's post-processors are ignored, except for the token that
-// they add before a prompt (`BPEDefinition::begin`). Chat templates are in settings.h and
-// chat_template.h.
+// In SentencePiece's form a character without a token is encoded as its bytes (byte_fallback). This
+// form may have no pre-tokenizer. A text is then encoded word by word, for speed, if no token
+// extends over a word boundary, as "a b" does. Hugging Face's post-processors are ignored, except
+// for the token that they add before a prompt (`BPEDefinition::begin`). Chat templates are in
+// settings.h and chat_template.h.
 #pragma once
 
 #include <array>
@@ -24,13 +24,13 @@
 
 namespace lathe {
 
-/// An added token in Hugging Face's terms: a token for one text, such as <|endoftext|>, that is
-/// found before merges are applied.
+/// An added token in Hugging Face's terms, such as <|endoftext|>. Encoding finds its text before it
+/// applies merges.
 struct SpecialToken {
   int32_t id = 0;
   std::string text;
-  /// Whether the token is not text, so that Hugging Face's decoders may leave it out. If false, the
-  /// token is ordinary text.
+  /// Whether the token is a control token, which Hugging Face's decoders omit if
+  /// skip_special_tokens is set. If false, the token is ordinary text.
   bool special = true;
   bool operator==(const SpecialToken&) const = default;
 };
@@ -78,9 +78,9 @@ int32_t special_id(const BPEDefinition& definition, std::string_view text);
 struct BoundaryTokens {
   int32_t begin = -1, end = -1, turn_end = -1, pad = -1;
 };
-/// Returns a tokenizer's BoundaryTokens. `begin` is the token that the post-processor adds; without
-/// one, and for the other fields, it is a token with a usual name. GPT-2's <|endoftext|> both
-/// begins and ends texts. `pad` is not set.
+/// Returns a tokenizer's BoundaryTokens. `begin` is BPEDefinition::begin if that is set. Otherwise,
+/// `begin` and the other fields are found by their usual names, such as <s> and </s>. GPT-2's
+/// <|endoftext|> both begins and ends texts. `pad` is not set.
 BoundaryTokens boundary_tokens(const BPEDefinition& definition);
 
 /// A BPE tokenizer: immutable, so any number of threads may share one object.
@@ -105,8 +105,8 @@ class BPE {
    public:
     explicit Encoder(const BPE& bpe);
     ~Encoder();
-    /// Appends the ids of `text`. `begins` is whether nothing precedes the text, so that
-    /// BPEDefinition::space_before may put a space before it. Throws Exit::data if the vocabulary
+    /// Appends the ids of `text`. If `begins` is true, nothing precedes the text, and a space is
+    /// put before it as BPEDefinition::space_before requires. Throws Exit::data if the vocabulary
     /// has no token for a byte, or if `special` is refuse and the text has a special token.
     void encode(std::string_view text, std::vector<int32_t>& out,
                 SpecialText special = SpecialText::token, bool begins = true);
@@ -145,7 +145,7 @@ class BPE {
   std::vector<Pretokenizer> pretokenizers_;
   std::array<int32_t, 256> byte_ids_{};  // id of each byte; -1: the vocabulary lacks the byte
   bool is_sentencepiece_ = false;        // SentencePiece's form
-  bool ends_at_spaces_ = false;          // no token has a space after another character
+  bool ends_at_spaces_ = false;          // no pre-tokenizer, and no token spans two words
   bool ends_at_lines_ = false;
   std::unordered_map<std::string_view, int32_t> ids_;  // by the token's bytes; no special tokens
   std::unique_ptr<Merges> merges_;
@@ -161,21 +161,24 @@ class BPE {
 const std::array<std::string, 256>& byte_alphabet();
 /// Returns a byte in the form of SentencePiece's vocabularies, such as <0x0A>.
 std::string printed_byte(size_t byte);
-/// Returns a token as vocabulary files have it: in GPT-2's alphabet, or in SentencePiece's form as
-/// text, with a byte token as in printed_byte().
+/// Returns a token as vocabulary files contain it. In GPT-2's form, that is in GPT-2's alphabet. In
+/// SentencePiece's form, a byte token is as in printed_byte(), and other tokens are text in which
+/// U+2581 replaces spaces.
 std::string printed_token(const BPEDefinition& definition, size_t id);
 
-/// Reads the texts of vocab.json and merges.txt, GPT-2's form. Throws Exit::data; the name of the
-/// faulty file begins the message. `added`: special tokens that neither file has.
+/// Parses the contents of vocab.json and merges.txt, GPT-2's form. Throws Exit::data if one is
+/// malformed; the message begins with the name of that file. `added`: special tokens that neither
+/// file has.
 BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& merges,
                             const std::string& vocabulary_name, const std::string& merges_name,
                             std::vector<SpecialToken> added = {});
-/// Reads a folder with vocab.json and merges.txt (GPT-2's form), a tokenizer.json in Hugging Face's
-/// form, or a folder with one. As in transformers, the folder's tokenizer_config.json determines
-/// for some tokenizer classes, such as Llama's and Gemma's, whether prompts begin with a token. If
-/// the folder has vocab.json and no tokenizer.json, it also determines the pre-tokenizer and the
-/// added tokens. Throws Exit::data for a malformed file, and for a field that this build does not
-/// support; the message names the field.
+/// Reads a tokenizer. `path` is a tokenizer.json in Hugging Face's form, a folder with a
+/// tokenizer.json, or a folder with vocab.json and merges.txt (GPT-2's form). As in transformers,
+/// the folder's tokenizer_config.json determines for some tokenizer classes, such as Llama's and
+/// Gemma's, whether prompts begin with a token. If the folder has no tokenizer.json,
+/// tokenizer_config.json also determines the pre-tokenizer and the added tokens. Throws Exit::data
+/// for a malformed file, and for a field that this build does not support; the message names the
+/// field.
 BPEDefinition read_bpe(const fs::path& path);
 /// Reads an added token in Hugging Face's form: content, id and flags. Throws Exit::data if it is
 /// malformed or has an unsupported flag; `where` begins the message.

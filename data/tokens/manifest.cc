@@ -80,7 +80,7 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   m.pairs = json.contains("kind") &&
             json_get<std::string>(json, "kind", where, Exit::data) == "preferences";
   if (m.pairs && !m.marked)
-    fail(Exit::data, where, ": preferences need tokens with marks (\"marked\": true)");
+    fail(Exit::data, where, ": preference data must have marked tokens (\"marked\": true)");
   // token_mark is bit 31, which uint16 does not have.
   if (m.marked && m.dtype != "uint32")
     fail(Exit::data, where, ": marked tokens must be uint32, not ", m.dtype);

@@ -1,4 +1,4 @@
-// Embedding tables. Shapes: B bags, L ids of a bag, C channels.
+// Embedding tables. Shapes: B bags, L ids per bag, N ids in all bags together, C channels.
 #pragma once
 
 #include <cstdint>

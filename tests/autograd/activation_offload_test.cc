@@ -100,7 +100,7 @@ TEST_CASE("every op has the same derivatives on a GPU with its saved tensors on 
   CHECK(offload.times().bytes > 0);
 }
 
-/// A chain of n ops that each keep 256 KiB.
+/// Applies sin n times. Each of these ops keeps its input.
 Variable long_chain(const Variable& x, int n) {
   Variable y = x * 1.0;
   for (int i = 0; i < n; ++i) y = sin(y);
@@ -121,7 +121,7 @@ TEST_CASE("memory holds a window of the activations, forward and backward",
     const OffloadActivations guard(offload);
     const int64_t before = activation_bytes();
     const Variable y = sum(long_chain(x, n));
-    // At least three of the largest tensors stay in memory.
+    // The window has space for at least three of the largest tensors.
     const int64_t most = std::max<int64_t>(window, 3);
     CHECK(activation_bytes() - before <= (most + 2) * each);
     CHECK(activation_bytes() - before >= most * each);
@@ -131,8 +131,9 @@ TEST_CASE("memory holds a window of the activations, forward and backward",
     CHECK(at::equal(grad(y, {x})[0].data(), plain));
     const int64_t peak = memory_stats().peak[static_cast<size_t>(Memory::activations)];
     CHECK(peak - before <= (most + 6) * each);
-    // All tensors are written and read except those still in memory, which are not read and may
-    // not be written. Their number depends on the disk's speed, within the bounds above.
+    // All tensors are written and read, except those that are still in memory. These are not read,
+    // and some of them were never written. How many are still in memory depends on the disk's
+    // speed.
     const int64_t transferred = offload.times().bytes / each;
     CHECK(transferred >= 2 * (n - most - 6));
     CHECK(transferred <= 2 * n + 2);
@@ -162,7 +163,7 @@ TEST_CASE("tensors that share memory are written once, and come back with their 
   {
     const OffloadActivations guard(offload);
     const Variable h = transpose(x * 1.0, 0, 1);
-    for (int i = 0; i < 8; ++i) long_chain(x, 1);  // beyond the window
+    for (int i = 0; i < 8; ++i) long_chain(x, 1);  // saves and frees other tensors
     const Variable y = sin(h);
     y.node()->visit_saved([&](Saved& saved) {
       if (saved.packed() != nullptr) strides.push_back(saved.packed()->unpacked().strides().vec());
@@ -197,7 +198,7 @@ TEST_CASE("recomputed parts keep their inputs on the disk", "[activation_offload
   const Variable y = model(x);
   CHECK(activation_bytes() - before <= 5 * each);
   CHECK(at::equal(grad(y, {x})[0].data(), plain));
-  // A change of an input in place is still noticed if the input has not left memory.
+  // An in-place change of an input is still noticed if the input was in memory at that time.
   const Variable h = x * 1.0, z = recompute(block, h);
   h.data().add_(1);
   CHECK_THAT(error_of([&] { grad(sum(z), {x}); }),
@@ -218,7 +219,8 @@ TEST_CASE("graphs may be retained, run backward again, freed, or never run backw
   CHECK(at::equal(first, second));
   CHECK(at::equal(first, third));
 
-  // The file space of freed graphs is reused, also if a graph before it in the file stays alive.
+  // The file space of freed graphs is reused, even while a graph stays alive whose space is earlier
+  // in the file.
   const Variable stays = sum(long_chain(x, 10));
   const int64_t bytes = offload.file_bytes();
   for (int i = 0; i < 400; ++i) grad(sum(long_chain(x, 10)), {x});
@@ -234,7 +236,7 @@ TEST_CASE("changing a tensor in place after an op saved it is an error", "[activ
   const OffloadActivations guard(offload);
   const Variable h = x * 1.0;
   const Variable y = sum(sin(h));
-  CHECK(error_of([&] { grad(y, {x}, {}, false, true); }).empty());  // the control
+  CHECK(error_of([&] { grad(y, {x}, {}, false, true); }).empty());  // before the change
   h.data().add_(1);
   CHECK_THAT(error_of([&] { grad(y, {x}); }), ContainsSubstring("in place"));
 }
@@ -253,7 +255,7 @@ TEST_CASE("a disk error ends the pass with an error that names the scratch file"
       DiskOffloader offload(f.path(), 0);
       const OffloadActivations guard(offload);
       const auto step = [&] { grad(sum(long_chain(x, 12)), {x}); };
-      CHECK(error_of(step).empty());  // the control
+      CHECK(error_of(step).empty());  // while all calls succeed
 
       left = call == std::string("fallocate") ? 0 : n;
       if (call == std::string("fallocate")) {
@@ -300,8 +302,8 @@ TEST_CASE("a dry run has the same peak of activations as a real run", "[activati
   const auto real = static_cast<double>(peak_of_step());
   const DryRun dry;
   const auto planned = static_cast<double>(peak_of_step());
-  // A thread that writes or reads holds its activation a little longer than the graph does, so a
-  // real step may need up to one activation per thread more.
+  // A thread that writes or reads an activation holds it a little longer than the graph does. A
+  // real step may therefore need memory for one more activation per thread.
   constexpr double activation = 256 * 256 * sizeof(float);
   CHECK(real >= 0.97 * planned);
   CHECK(real <= 1.03 * planned + 2 * activation);

@@ -1,5 +1,5 @@
 // Tests of selective recomputation: the results with the most FLOPs per byte are kept, the others
-// are recomputed, and gradients have the same bits.
+// are recomputed, and gradients are bitwise equal to those without recomputation.
 #include "autograd/create.h"
 #include "autograd/engine.h"
 #include "autograd/op.h"
@@ -30,7 +30,7 @@ struct CountedProduct {
     if (has_inside) twice = y * 2;
     return y;
   }
-  // da = dy b^T, db = a^T dy. The intermediate must be the one computed from the inputs.
+  // da = dy b^T, db = a^T dy. Also checks that the intermediate has its value of the forward pass.
   Grads<2> backward(const at::Tensor& dy, Needs<2>) const {
     if (has_inside) CHECK(twice.data().equal(a.data().matmul(b.data()) * 2));
     return {dy.matmul(b.data().t()), a.data().t().matmul(dy)};
@@ -96,7 +96,8 @@ TEST_CASE("keeping a result that is held outside costs no memory", "[selective_r
   };
   CHECK(runs_of(BareProduct{}, true) == 1);
   CHECK(runs_of(BareProduct{}, false) == 2);
-  // Nothing outside holds the intermediate of InsideProduct, so the product runs again.
+  // InsideProduct also needs its intermediate, which nothing outside the part holds, so it runs
+  // again.
   CHECK(runs_of(InsideProduct{}, true) == 2);
 }
 
@@ -119,8 +120,8 @@ TEST_CASE("the matrix products with the most FLOPs per byte are kept, within the
     return InsideProduct::runs;
   };
 
-  // The ops would keep 64 x 8 elements twice for the first product (its result and intermediate),
-  // 64 x 64 elements twice for the second one, and the results of tanh.
+  // Without recomputation, the ops would save 64 x 8 elements twice for the first product (its
+  // result and intermediate), 64 x 64 elements twice for the second one, and the results of tanh.
   CHECK(runs_of({.share = 0}) == 4);
   CHECK(runs_of({.share = 0.15}) == 3);
   CHECK(runs_of({.share = 1}) == 2);

@@ -1,4 +1,5 @@
-// Compares norms, sums of columns and losses on the stand-in for CUDA with their formulas.
+// Compares the CUDA kernels of norms, column sums and losses with their formulas. The kernels are
+// compiled as C++ and run on the CPU (tests/support/cuda/).
 #include "autograd/ops/kernel.h"
 #include "core/dtype.h"
 #include "core/kernels/activation.cuh"
@@ -57,7 +58,7 @@ TEST_CASE("norms on a GPU agree with their formula", "[cuda_rows]") {
           CHECK(distance(dx, xd.grad() + before.to(at::kDouble)) < 2 * tolerance(in));
           CHECK(distance(dw, wd.grad()) < 1e-5);
           if (!rms) CHECK(distance(db, bd.grad()) < 1e-5);
-          CHECK(distance(dw * 1.001, wd.grad()) > 1e-5);  // the control
+          CHECK(distance(dw * 1.001, wd.grad()) > 1e-5);  // an error of 0.1% is detected
 
           // Compute no gradients of weight and bias, and overwrite dx instead of adding to it.
           const at::Tensor fresh = torch::full({rows, c}, NAN, in);
@@ -97,10 +98,11 @@ TEST_CASE("sums of columns on a GPU agree with their formula", "[cuda_rows]") {
       const at::Tensor wanted = x.to(at::kDouble).sum(0), ours = sums.narrow(0, 0, columns);
       CHECK((ours - wanted).abs().max().item<double>() < 1e-4);
       CHECK(sums[columns].item<float>() == 7);
-      if (rows > 1)  // the control
+      if (rows > 1)  // a wrong sum is detected
         CHECK((ours - x[0].to(at::kDouble) - wanted).abs().max().item<double>() > 1e-4);
 
-      // The fused kernel of GELU's gradient and its sums must agree with the two single kernels.
+      // One kernel computes the gradient of GELU and the sums of its columns. It must agree with
+      // the two separate kernels.
       const at::Tensor dy = torch::randn({rows, columns}).to(dtype), dx = torch::full_like(dy, NAN),
                        alone = torch::full_like(dy, NAN), sums_of_dx = torch::full({columns}, 7.0f);
       CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), alone.mutable_data_ptr(),
@@ -163,8 +165,8 @@ TEST_CASE("cross-entropy on a GPU agrees with its formula", "[cuda_rows]") {
       CHECK(distance(losses, wanted) < 1e-5);
       CHECK(distance(logits.narrow(1, 0, classes), d) < tolerance(dtype));
       CHECK(logits.narrow(1, classes, stride - classes).eq(0).all().item<bool>());
-      if (classes > 1)
-        CHECK(distance(logits.narrow(1, 0, classes) * 1.05, d) > tolerance(dtype));  // the control
+      if (classes > 1)  // an error of 5% is detected
+        CHECK(distance(logits.narrow(1, 0, classes) * 1.05, d) > tolerance(dtype));
     }
   }
 

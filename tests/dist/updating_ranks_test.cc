@@ -1,5 +1,6 @@
-// Tests of memory.update_in_backward on several processes: each has one micro-batch of the step,
-// and the run has the bits of one process that updates after the backward pass.
+// Tests of memory.update_in_backward on several processes. Each process has one micro-batch of the
+// step. The results must be bitwise equal to those of a single process that updates after the
+// backward pass.
 #include <string>
 #include <vector>
 
@@ -20,10 +21,11 @@ const Words in_backward{"--memory.update_in_backward=true"};
 struct UpdatingCase {
   const Kind& kind;
   Words keys;
-  Words more = {};  ///< keys of the run on several processes alone
+  Words more = {};  ///< further keys, which only the run on several processes has
 };
 
-/// test::kinds: 0 an mlp with batch norm, 2 a convnet, 3 a Llama, 4 an LSTM.
+/// Returns the cases. In test::kinds, index 0 is an MLP with batch norm, 2 is a convnet, 3 is a
+/// Llama and 4 is an LSTM.
 std::vector<UpdatingCase> updating_cases() {
   const auto& kinds = lathe::test::kinds;
   return {

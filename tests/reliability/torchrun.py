@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
-"""Trains under the real torchrun: torchrun.py LATHE
+"""Trains a tiny run on two processes that torchrun starts.
 
-The run must have the bits of a run on one process, with dist.shard "none" and "parameters". When a
-rank is killed, torchrun restarts all ranks, and the run must end with the same bits. Skipped if
-there is no torchrun in LATHE_TORCHRUN, in PATH, or in the environment of `./dev bench --peer`.
+With dist.shard "none" and "parameters", the result must be bit-identical to that of a run on one
+process. When a rank is killed, torchrun restarts all ranks, and the result must be the same.
+
+usage: torchrun.py LATHE
+
+LATHE is the path of the binary. LATHE_TORCHRUN may be set to the path of torchrun. If it is not
+set, and torchrun is neither in PATH nor in the virtual environment that `./dev bench --peer`
+creates, the test is skipped.
 """
 import os
 import shutil
@@ -46,7 +51,7 @@ def end(process):
 
 
 def rank_processes(lathe, run):
-    """Returns the processes of the binary that train in folder `run`."""
+    """Returns the ids of the processes of the binary `lathe` that train in the folder `run`."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -77,7 +82,7 @@ def main():
     end(process)
     check(checkpoints(run)[-1] == STEPS and difference(tiny.reference, run) == "", difference(tiny.reference, run))
 
-    # The control: another seed gives another run.
+    # The comparison must notice a run with another seed.
     other = Tiny(sys.argv[1], steps=STEPS, interval=5, words=[*WORDS, "--train.seed=7"])
     control("a run of another seed",
             lambda: check(difference(tiny.reference, other.reference) == "", "another seed has other bits"))

@@ -1,8 +1,8 @@
 // The search first makes the micro-batch smaller and computes more of them, which keeps the global
-// batch. It then changes other settings as well, first one of them, then two, and so on: sharding,
-// sequence parallelism and virtual stages (on several processes), precision, recomputation, the
-// optimizer, updates in backward and the order of sums. Offloading to disk comes last. A dry run
-// measures the memory of each candidate.
+// batch. It then changes other settings as well, in all combinations, of which those that cost less
+// time come first: sharding, sequence parallelism and virtual stages (on several processes),
+// precision, how activations are kept, the optimizer, updates in backward and the order of sums.
+// Offloading to disk comes last. A dry run measures the memory of each candidate.
 #include "train/analysis/fit.h"
 
 #include <sys/stat.h>
@@ -11,6 +11,7 @@
 #include <cctype>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <sstream>
 
@@ -40,69 +41,130 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   }
 }
 
-/// Returns all combinations of the settings at the top of this file that may take less memory than
-/// the config. Those without offloading come first, and among them those with fewer changes. The
-/// first combination changes nothing.
-std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
-  struct Combination {
-    int64_t changes = 0;
-    Overrides keys{};
-  };
-  std::vector<Combination> all{{}};
-  const auto add = [&](const std::vector<Overrides>& options, int64_t changes = 1) {
-    for (size_t i = 0, n = all.size(); i < n; ++i) {
-      for (const Overrides& keys : options) {
-        all.push_back({all[i].changes + changes, all[i].keys});
-        all.back().keys.insert(all.back().keys.end(), keys.begin(), keys.end());
-      }
+/// Keys that may make a run take less memory, and what they cost: about how many percent longer a
+/// step takes (docs/benchmarks/gpt2.md and docs/guide/activations.md). Settings that change what
+/// the run learns cost more than their time.
+struct Setting {
+  Overrides keys{};
+  double cost = 0;
+};
+/// Settings of which a run can have one. The first one changes nothing.
+using Alternatives = std::vector<Setting>;
+
+/// Returns the alternatives to how a run keeps activations. `blocks`: of its model.
+Alternatives activation_settings(const MemoryConfig& c, int64_t blocks) {
+  Alternatives all{{}};
+  if (c.recompute == "none" && c.saved == "none") {
+    all.push_back({{{"memory.saved", "bf16"}}, 4});
+    all.push_back({{{"memory.saved", "fp8"}}, 9});
+    for (int64_t quarters = 1; blocks > 1 && quarters <= 3; ++quarters) {
+      const int64_t last = std::max<int64_t>(blocks * quarters / 4, 1) - 1;
+      all.push_back(
+          {{{"memory.recompute", str("blocks.0-", last)}}, 6. * static_cast<double>(quarters)});
     }
-  };
-
-  // Sharding comes first, since it changes no bit of the losses.
-  if (ranks > 1 && c.dist.shard == "none")
-    add({{{"dist.shard", "optimizer"}}, {{"dist.shard", "parameters"}}});
-
-  if (ranks > 1 && c.dist.tensor > 1 && !c.dist.sequence_parallel)
-    add({{{"dist.sequence_parallel", "true"}}});
-
-  // Stages with several parts keep more activations, and can't be combined with ZeRO 3.
-  if (ranks > 1 && c.dist.virtual_stages > 1) add({{{"dist.virtual_stages", "1"}}});
-
-  // Low precision halves activations, but its copies and casts of the weights take memory as well.
-  if (c.amp.dtype == "fp32")
-    add({{{"amp.dtype", "bf16"}}});
-  else
-    add({{{"amp.working_copies", "false"}, {"amp.cache", "false"}}, {{"amp.dtype", "fp32"}}});
-
-  // The order of the policies is that of the time they cost, the fastest first.
-  std::vector<Overrides> policies;
-  for (const char* policy : {"selective", "blocks", "sqrt"}) {
-    if (policy != c.memory.recompute) policies.push_back({{"memory.recompute", policy}});
   }
-  add(policies);
+  for (const auto& [policy, cost] : {std::pair("selective", 7.), {"blocks", 25.}, {"sqrt", 65.}}) {
+    if (policy != c.recompute) all.push_back({{{"memory.recompute", policy}}, cost});
+  }
+  return all;
+}
 
-  if (c.optim.kind == "adam" || c.optim.kind == "adamw")
-    add({{{"optim.kind", c.optim.kind + "8bit"}}});
+/// Returns the alternatives for each kind of setting at the top of this file, except offloading.
+/// Contradictions among them and with other keys of the config are left to resident().
+std::vector<Alternatives> settings_to_try(const RunConfig& c, int ranks, int64_t blocks) {
+  std::vector<Alternatives> all;
+  if (ranks > 1 && c.dist.shard == "none")
+    all.push_back({{}, {{{"dist.shard", "optimizer"}}, 1}, {{{"dist.shard", "parameters"}}, 20}});
+  if (ranks > 1 && c.dist.tensor > 1 && !c.dist.sequence_parallel)
+    all.push_back({{}, {{{"dist.sequence_parallel", "true"}}, 1}});
+  // Stages with several parts keep more activations, and exclude ZeRO 3.
+  if (ranks > 1 && c.dist.virtual_stages > 1)
+    all.push_back({{}, {{{"dist.virtual_stages", "1"}}, 5}});
 
-  // If this contradicts other keys, resident() returns nullopt, which excludes the combination.
-  if (!c.memory.update_in_backward) add({{{"memory.update_in_backward", "true"}}});
+  // Low precision halves activations and makes a step faster, but its copies and casts of the
+  // weights take memory.
+  if (c.amp.dtype == "fp32") {
+    all.push_back(
+        {{}, {{{"amp.dtype", "bf16"}}, 1}, {{{"amp.dtype", "bf16"}, {"amp.master", "false"}}, 15}});
+  } else {
+    all.push_back({{},
+                   {{{"amp.working_copies", "false"}, {"amp.cache", "false"}}, 4},
+                   {{{"amp.master", "false"}}, 15},
+                   {{{"amp.dtype", "fp32"}}, 90}});
+  }
+
+  all.push_back(activation_settings(c.memory, blocks));
+
+  // Adafactor needs another learning rate.
+  Alternatives optimizers{{}};
+  if (c.optim.kind == "adam" || c.optim.kind == "adamw") {
+    optimizers.push_back({{{"optim.kind", c.optim.kind + "8bit"}}, 15});
+    optimizers.push_back({{{"optim.kind", "adafactor"}}, 60});
+  }
+  all.push_back(optimizers);
+
+  // To clip by the norm, updates in backward run each forward and backward pass twice.
+  const bool is_twice = c.optim.grad_clip > 0 && c.optim.grad_clip_by == "norm";
+  if (!c.memory.update_in_backward)
+    all.push_back({{}, {{{"memory.update_in_backward", "true"}}, is_twice ? 95. : 3.}});
   // The sums of pairs of micro-batches take memory.
   if (c.train.sum_order == "tree" && c.train.batch_size * c.train.grad_accum > 2)
-    add({{{"train.sum_order", "sequence"}}});
-  constexpr int64_t more_than_all = 100;
-  if (c.memory.offload == "none") {
-    add({{{"memory.offload", "optimizer"}},
-         {{"memory.offload", "optimizer+activations"}},
-         {{"memory.offload", "optimizer+parameters"}}},
-        more_than_all);
-  }
+    all.push_back({{}, {{{"train.sum_order", "sequence"}}, 1}});
+  return all;
+}
 
-  std::stable_sort(all.begin(), all.end(), [](const Combination& a, const Combination& b) {
-    return a.changes < b.changes;
-  });
+/// Returns all combinations of alternatives, those that cost less first.
+std::vector<Overrides> combinations(const std::vector<Alternatives>& of) {
+  std::vector<Setting> all{{}};
+  for (const Alternatives& alternatives : of) {
+    std::vector<Setting> longer;
+    for (const Setting& so_far : all) {
+      for (const Setting& one : alternatives) {
+        longer.push_back({so_far.keys, so_far.cost + one.cost});
+        longer.back().keys.insert(longer.back().keys.end(), one.keys.begin(), one.keys.end());
+      }
+    }
+    all = std::move(longer);
+  }
+  std::ranges::stable_sort(all, {}, &Setting::cost);
+
   std::vector<Overrides> keys;
-  for (const Combination& one : all) keys.push_back(one.keys);
+  for (Setting& one : all) keys.push_back(std::move(one.keys));
   return keys;
+}
+
+/// Returns about the least memory that any combination needs: starting without changes, replaces
+/// the setting of one kind after another by the alternative that needs the least, until none needs
+/// less. `needs` returns nullopt for keys that contradict each other.
+int64_t least_memory(const std::vector<Alternatives>& of,
+                     const std::function<std::optional<int64_t>(const Overrides&)>& needs) {
+  std::vector<size_t> chosen(of.size(), 0);
+  const auto needs_now = [&] {
+    Overrides keys;
+    for (size_t i = 0; i < of.size(); ++i) {
+      const Overrides& one = of[i][chosen[i]].keys;
+      keys.insert(keys.end(), one.begin(), one.end());
+    }
+    return needs(keys).value_or(std::numeric_limits<int64_t>::max());
+  };
+
+  int64_t least = needs_now();
+  for (int64_t before = 0; before != least;) {
+    before = least;
+    for (size_t i = 0; i < of.size(); ++i) {
+      const size_t best = chosen[i];
+      size_t better = best;
+      for (chosen[i] = 0; chosen[i] < of[i].size(); ++chosen[i]) {
+        if (chosen[i] == best) continue;
+        const int64_t bytes = needs_now();
+        if (bytes >= least) continue;
+        least = bytes;
+        better = chosen[i];
+      }
+      chosen[i] = better;
+    }
+  }
+  return least;
 }
 
 /// Returns the largest micro-batch that needs no more than `bytes`; nullopt if there is none.
@@ -261,8 +323,27 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
     return batch ? std::optional(with_batch(change, *batch)) : std::nullopt;
   };
 
-  for (const Overrides& change : changes_to_try(c, now.dry.ranks)) {
-    if (auto found = largest(change)) return found;
+  // Offloading comes last, since its time depends on the disk.
+  Alternatives offloads{{}};
+  if (c.memory.offload == "none") {
+    for (const char* what : {"activations", "optimizer", "optimizer+activations",
+                             "optimizer+parameters", "optimizer+activations+parameters"})
+      offloads.push_back({{{"memory.offload", what}}});
+  }
+  for (const Setting& offload : offloads) {
+    std::vector<Alternatives> kinds = settings_to_try(c, now.dry.ranks, now.dry.blocks);
+    kinds.push_back({offload});
+    // Skip the combinations quickly if none can fit. A small micro-batch may exclude settings or
+    // need more sums of gradients, so the current one counts too.
+    const int64_t least = least_memory(kinds, [&](const Overrides& change) {
+      const auto small = resident(path, given, with_batch(change, batches.back()), now);
+      const auto current = resident(path, given, with_batch(change, batches.front()), now);
+      return small && current ? std::optional(std::min(*small, *current)) : small ? small : current;
+    });
+    if (least > bytes) continue;
+    for (const Overrides& change : combinations(kinds)) {
+      if (auto found = largest(change)) return found;
+    }
   }
   return std::nullopt;
 }

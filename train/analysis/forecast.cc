@@ -1,6 +1,8 @@
-// Forward and backward times scale with FLOPs. The optimizer's time scales with the FLOPs of its
-// matrix products or, for an optimizer without any, with the number of trained parameters. The
-// measured run also shows the memory of the process beside its tensors.
+// The forecast measures a smaller version of the config and scales the times to the full config.
+// Forward and backward times are assumed to be proportional to FLOPs. The optimizer's time is
+// assumed to be proportional to the FLOPs of its matrix products or, for an optimizer without any,
+// to the number of trained parameters. The measurement also shows how much memory the process needs
+// beside its tensors.
 #include "train/analysis/forecast.h"
 
 #include <algorithm>
@@ -56,8 +58,9 @@ int64_t without_disk(LoadedConfig& loaded, const DryStep& dry) {
   return dry_step(loaded).peaks.touched_peak;
 }
 
-/// Times the forward passes of micro-batches, which run forward and backward in one call. A forward
-/// pass ends at the last result of an op before the first result of backward.
+/// Times forward passes. run_micro_batch() runs the forward and the backward pass in one call.
+/// Assumes that the forward pass ends at the last result of an op before the first result of
+/// backward.
 class ForwardTimer {
  public:
   void begin() {
@@ -87,8 +90,9 @@ class ForwardTimer {
 Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   loaded = reduce_for_dry_run(loaded);
 
-  // Updates in backward are measured as updates after backward. If clipping needs the gradient norm
-  // first, the run does each forward and backward pass twice.
+  // Updates in backward are measured as updates after backward. With clipping by norm, a run that
+  // updates in backward needs the gradient norm before the first update, so it does each forward
+  // and backward pass twice.
   const OptimConfig& c = loaded.config.optim;
   const bool is_twice =
       loaded.config.memory.update_in_backward && c.grad_clip > 0 && c.grad_clip_by == "norm";
@@ -134,7 +138,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
     if (spent > 4 * max_measured_seconds && step > 0) break;
   }
 
-  // The dry run knows the tensors exactly; the remainder of the peak belongs to the program.
+  // The dry run gives the exact bytes of tensors. The remainder of the peak is that of the program.
   return {{.forward = passes * lower_quartile(forward),
            .backward = passes * std::max(0.0, lower_quartile(rest)),
            .optimizer = lower_quartile(optimizer)},
@@ -252,7 +256,7 @@ int64_t kept_checkpoints(const RunConfig& c) {
   const CheckpointConfig& k = c.checkpoint;
   std::vector<int64_t> steps;
 
-  // The cap bounds the time for very long runs.
+  // The limit of 100,000 steps bounds the time that this function takes for very long runs.
   if (k.interval > 0) {
     for (int64_t step = k.interval; step < c.train.steps && steps.size() < 100000;
          step += k.interval)

@@ -5,6 +5,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/io/text.h"
+#include "dist/world.h"
 #include "train/analysis/fit.h"
 #include "train/analysis/forecast.h"
 
@@ -17,56 +18,73 @@ std::string first_blocks(int64_t count, int64_t all) {
   return count == all ? "blocks" : str("blocks.0-", count - 1);
 }
 
+/// Finds the value of memory.recompute for a budget. A collective.
+class BudgetSearch {
+ public:
+  /// `program`: the resident bytes of this process beside its tensors.
+  BudgetSearch(LoadedConfig& loaded, int ranks, int64_t budget, int64_t program)
+      : loaded_(loaded), ranks_(ranks), budget_(budget), program_(program) {}
+
+  /// Sets memory.recompute to the cheapest value that fits; returns false if none does.
+  bool search() {
+    if (fits("none")) return true;
+    if (blocks_ == 0) return false;
+    if (!fits("blocks")) return fits("sqrt");
+
+    // Recomputing fewer blocks takes less time, and recomputing one more takes less memory.
+    int64_t too_few = 0;
+    recomputed_ = blocks_;
+    while (recomputed_ - too_few > 1) {
+      const int64_t middle = (too_few + recomputed_) / 2;
+      (fits(first_blocks(middle, blocks_)) ? recomputed_ : too_few) = middle;
+    }
+
+    // Selective recomputation of all blocks takes as long as full recomputation of about a third of
+    // them, and saves about half of the memory.
+    if (3 * recomputed_ > blocks_ && fits("selective")) return true;
+    return fits(first_blocks(recomputed_, blocks_));
+  }
+
+  /// Returns how many bytes this process needs with the last value that was tried.
+  int64_t bytes() const { return bytes_; }
+  int64_t blocks() const { return blocks_; }
+  /// Returns how many blocks are recomputed, if they are the first ones or all.
+  int64_t recomputed() const { return recomputed_; }
+
+ private:
+  /// Sets memory.recompute, and returns whether each process stays within the budget.
+  bool fits(const std::string& policy) {
+    loaded_.config.memory.recompute = policy;
+    const DryStep dry = dry_step(loaded_, ranks_);
+    blocks_ = dry.blocks;
+    bytes_ = dry.resident() + program_;
+    return !world().any(bytes_ > budget_);
+  }
+
+  LoadedConfig& loaded_;
+  int ranks_;
+  int64_t budget_, program_;
+  int64_t bytes_ = 0, blocks_ = 0, recomputed_ = 0;
+};
+
 }  // namespace
 
-BudgetedConfig apply_memory_budget(LoadedConfig loaded, int64_t ranks,
+BudgetedConfig apply_memory_budget(LoadedConfig loaded, int ranks,
                                    std::optional<int64_t> program_bytes) {
   MemoryConfig& memory = loaded.config.memory;
   if (memory.budget.empty()) return {std::move(loaded), ""};
   const std::string where = origin_of(loaded, "memory.budget") + ": memory.budget";
-  if (open_device(loaded.config.train.device) != "cpu" || ranks > 1) {
-    fail(Exit::usage, where,
-         " supports only one process on a CPU; leave it out and set memory.recompute");
-  }
+  if (open_device(loaded.config.train.device) != "cpu")
+    fail(Exit::usage, where, " supports only CPUs; leave it out and set memory.recompute");
 
-  const int64_t budget = parse_bytes(memory.budget, where);
-  const int64_t program = program_bytes ? *program_bytes : process_overhead_bytes();
-  DryStep last;
-  const auto needed = [&](const std::string& policy) {
-    memory.recompute = policy;
-    last = dry_step(loaded);
-    return last.resident() + program;
-  };
-
-  // Recomputing fewer blocks takes less time, and recomputing one more takes less memory. Selective
-  // recomputation of all blocks takes as long as full recomputation of about a third of them, and
-  // saves about half of the memory.
-  int64_t enough = 0, bytes = needed("none");
-  const int64_t blocks = last.blocks;
-  if (bytes > budget && blocks > 0) {
-    int64_t too_few = 0;
-    enough = blocks;
-    bytes = needed("blocks");
-    while (bytes <= budget && enough - too_few > 1) {
-      const int64_t middle = (too_few + enough) / 2;
-      const bool fits = needed(first_blocks(middle, blocks)) <= budget;
-      (fits ? enough : too_few) = middle;
-    }
-    if (bytes <= budget) bytes = needed(first_blocks(enough, blocks));
-    if (bytes <= budget && 3 * enough > blocks) {
-      const int64_t selective = needed("selective");
-      if (selective <= budget)
-        bytes = selective;
-      else
-        memory.recompute = first_blocks(enough, blocks);
-    }
-  }
-
-  if (bytes > budget && blocks > 0) bytes = needed("sqrt");
-  if (bytes > budget) {
-    fail(Exit::memory, where, " = \"", memory.budget, "\" is not enough: the run needs ",
-         format("%.0f MB", static_cast<double>(bytes) / 1e6),
-         blocks > 0 ? " with all of its blocks recomputed" : ", and its model has no blocks",
+  BudgetSearch search(loaded, ranks, parse_bytes(memory.budget, where),
+                      program_bytes ? *program_bytes : process_overhead_bytes());
+  if (!search.search()) {
+    fail(Exit::memory, where, " = \"", memory.budget,
+         "\" is not enough: ", ranks > 1 ? "a process" : "the run", " needs ",
+         format("%.0f MB", static_cast<double>(search.bytes()) / 1e6),
+         search.blocks() > 0 ? " with all of its blocks recomputed"
+                             : ", and its model has no blocks",
          "; `lathe plan CONFIG --fit ", memory.budget, "` prints what else to change");
   }
 
@@ -78,10 +96,11 @@ BudgetedConfig apply_memory_budget(LoadedConfig loaded, int64_t ranks,
     choice = "blocks are recomputed in part (memory.recompute = \"selective\")";
   else if (memory.recompute == "sqrt")
     choice = "groups of blocks are recomputed (memory.recompute = \"sqrt\")";
-  else if (enough > 0)
-    choice = str(enough, " of ", blocks, " blocks are recomputed");
+  else if (memory.recompute != "none")
+    choice = str(search.recomputed(), " of ", search.blocks(), " blocks are recomputed");
   return {std::move(loaded), str("budget    ", given, ": ", choice, ", about ",
-                                 format("%.2f GB", static_cast<double>(bytes) / 1e9))};
+                                 format("%.2f GB", static_cast<double>(search.bytes()) / 1e9),
+                                 ranks > 1 ? " per process" : "")};
 }
 
 }  // namespace lathe

@@ -21,12 +21,14 @@ struct BudgetedConfig {
 /// on: recompute no block; the first 1, 2, ... blocks, up to a third of all; "selective"; more than
 /// a third of the blocks; all blocks; groups of blocks ("sqrt"). The choice changes no bit of the
 /// run's results. Returns a config without a budget unchanged. Throws Exit::memory if no value is
-/// enough, and Exit::usage if the budget is not an amount of memory, if the run is on a GPU, or if
-/// it has several processes. Call it before the run allocates its memory.
+/// enough, and Exit::usage if the budget is not an amount of memory or if the run is on a GPU. Call
+/// it before the run allocates its memory.
 ///
-/// `ranks`: the number of processes of the run. `program_bytes`: the resident memory of the process
-/// beside the run's tensors, if it was measured earlier.
-BudgetedConfig apply_memory_budget(LoadedConfig loaded, int64_t ranks = 1,
+/// The budget is that of each process, and all processes of a run choose the same value: in a run
+/// of several processes, this is a collective. `ranks`: the number of processes of the run.
+/// `program_bytes`: the resident memory of the process beside the run's tensors, if it was measured
+/// earlier.
+BudgetedConfig apply_memory_budget(LoadedConfig loaded, int ranks = 1,
                                    std::optional<int64_t> program_bytes = std::nullopt);
 
 }  // namespace lathe

@@ -37,7 +37,7 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
     d.keys.emplace_back(where, read_axis(key, text, where));
   };
 
-  // A file with sweep.config is a sweep file; any other is the config itself.
+  // A file with the key sweep.config is a sweep file; any other file is the config itself.
   const bool is_file = fs::is_regular_file(d.config);
   const auto entries = is_file ? read_toml(d.config) : std::vector<TomlEntry>();
   if (std::any_of(entries.begin(), entries.end(),
@@ -56,7 +56,7 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
       else
         fail(Exit::usage, entry.where, ": [sweep] has no key ", option);
     }
-    // The folder is named after the sweep file, not after its config.
+    // By default, the output folder is named after the sweep file, not after the config.
     d.options.try_emplace(
         "out", (fs::path("sweeps") / fs::path(arguments.positionals[0]).stem()).string());
   }
@@ -113,8 +113,9 @@ SweepOptions read_options(const Arguments& a) {
   return o;
 }
 
-/// Fills the points of a plan. A random search draws values for all keys except train.seed and
-/// data.fold, and trains each draw with every value of these two.
+/// Fills the points of a plan. A random search draws the values of the keys, but trains each draw
+/// with every listed value of train.seed and data.fold. If the sweep has no other keys, it draws
+/// from these lists too.
 void add_points(SweepPlan& plan, const std::vector<Axis>& axes, const SweepOptions& o) {
   std::vector<Axis> drawn, repeated;
   for (const Axis& axis : axes) {
@@ -131,8 +132,9 @@ void add_points(SweepPlan& plan, const std::vector<Axis>& axes, const SweepOptio
   }
 }
 
-/// Checks the config of each point, and that it fits its data. Sets plan.steps to the sum over all
-/// points. Returns [train] of the last point. `folder` has the run folders of the points.
+/// Checks the config of each point, and that it fits its data. Adds the training steps of all
+/// points to plan.steps. Returns the [train] section of the last point. `folder` is where the
+/// points will have their run folders.
 TrainConfig check_points(SweepPlan& plan, const SweepOptions& o, const fs::path& folder) {
   const std::vector<std::string> names = point_names(plan.points);
   TrainConfig last;

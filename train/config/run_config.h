@@ -135,11 +135,13 @@ struct MemoryConfig {
       one_of({"none", "selective", "blocks", "sqrt"})
           .or_form("blocks.FIRST-LAST",
                    [](const std::string& s) { return recompute_policy(s).has_value(); }))
-  LATHE_FIELD(std::string, budget, "",
-              "Limit of the run's resident memory, for example \"4GB\". The run recomputes as few "
-              "blocks as are needed to stay within the limit. Only for one process on a CPU. "
-              "Empty: memory.recompute decides.",
-              anything())
+  LATHE_FIELD(
+      std::string, budget, "",
+      "Limit of the run's resident memory, for example \"4GB\". The run recomputes as few "
+      "blocks as are needed to stay within the limit. Of several processes, the limit holds "
+      "for each. Only on CPUs. "
+      "Empty: memory.recompute decides.",
+      anything())
   LATHE_FIELD(std::string, saved, "none",
               "Dtype in which ops keep activations for the backward pass. none: their own dtype; "
               "bf16; fp8: e4m3 with a scale for each row. Gradients are computed from the rounded "
@@ -151,8 +153,8 @@ struct MemoryConfig {
               "Update each parameter during the backward pass as soon as its gradient is complete, "
               "and free the gradient. Changes no bit. With optim.grad_clip_by = \"norm\", each "
               "step runs forward and backward twice, first to compute the norm. Needs one "
-              "micro-batch per process (train.grad_accum = the number of processes) and no loss "
-              "scale.",
+              "micro-batch per process (train.grad_accum = the number of processes). Can't be "
+              "combined with a loss scale.",
               anything())
   LATHE_FIELD(
       std::string, offload, "none",

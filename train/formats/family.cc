@@ -1,4 +1,4 @@
-// The table of families.
+// The table of model families, and functions that several of them use.
 #include "train/formats/family.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ const Family& family_of_gguf(const std::string& architecture, const std::string&
   for (const Family& family : families()) {
     if (family.gguf_name.empty()) continue;
     if (family.gguf_name == architecture) return family;
-    // Mistral's models are of the architecture "llama".
+    // Llama and Mistral have the same name in GGUF files, so list each name once.
     if (names.find(family.gguf_name) == std::string::npos)
       names += (names.empty() ? "" : ", ") + family.gguf_name;
   }

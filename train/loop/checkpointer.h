@@ -9,13 +9,14 @@
 
 namespace lathe {
 
-/// Saves the checkpoints of a run on all of its ranks. While it exists, it copies, before each
-/// update of the session, the tensors that a background save has not written yet.
+/// Saves the checkpoints of a run on all of its ranks. Before each update of the session, copies
+/// the tensors that a background save has not written yet.
 class Checkpointer {
  public:
-  /// All arguments must outlive this object. `lock`: null on a rank that does not write the run
-  /// folder. Such a rank saves only its own tensors, if the state is divided among ranks.
-  /// `saved_step`: the step of the run's newest checkpoint, or -1 if there is none. A collective.
+  /// `lock`, `session`, `state` and `metrics` must outlive this object. `lock`: null on a rank that
+  /// does not write the run folder. If parameters or optimizer state are divided among ranks, such
+  /// a rank saves its own tensors; otherwise it saves nothing. `saved_step`: the step of the run's
+  /// newest checkpoint, or -1 if there is none. A collective.
   Checkpointer(const fs::path& run, const FolderLock* lock, Session& session, RunState& state,
                MetricsSinks& metrics, int64_t saved_step)
       : lock_(lock),
@@ -34,9 +35,9 @@ class Checkpointer {
   /// Saves the run after step `state.step`. If `now` is true, returns only when the checkpoint is
   /// on the disk. A collective.
   void save(bool now);
-  /// Calls save() unless that step was saved, and waits for a background save. No rank returns
-  /// before the writer is done, since a launcher may kill the writer soon after another rank has
-  /// ended. A collective.
+  /// Calls save() unless step `state.step` was saved already, and waits for a background save. No
+  /// rank returns before all ranks have finished writing, since a launcher such as torchrun may
+  /// kill the remaining ranks soon after one has ended. A collective.
   void save_last(bool now);
   /// Waits for a background save, and checks that the run folder still belongs to this run. A
   /// collective.

@@ -22,14 +22,16 @@ class StepReporter {
                MetricsSinks& metrics);
 
   /// Reads the results of step `state.step` and shows them. With `write`, also adds them and
-  /// `layers` to the metrics. Updates the counters of `state`. Synchronizes a GPU. If the run
-  /// diverged, writes a replay bundle to the run folder and throws Exit::diverged.
+  /// `layers` to the metrics. Updates the counters of `state`. Synchronizes a GPU. Calls
+  /// keep_failed_step() if a step failed, or end_diverged() if the loss of the run's last step is
+  /// not finite. Both throw Exit::diverged.
   void report(const StepResult& result, bool write, std::vector<LayerStats> layers = {});
   /// Calls report(result, false) unless the step was already reported.
   void report_once(const StepResult& result);
-  /// Writes a replay bundle of step `failed` (from 1), which ended with `e` before it changed
-  /// anything. Then throws `e` again with a hint at `lathe replay`. With memory.update_in_backward,
-  /// only throws `e`. A collective.
+  /// Ends a run because step `failed`, counted from 1, failed with error `e`. Writes a replay
+  /// bundle of the step to the run folder, then throws `e` again with a hint to run `lathe replay`.
+  /// With memory.update_in_backward, the step may have updated some parameters and can't be
+  /// replayed, so this only throws `e`. A collective.
   [[noreturn]] void keep_failed_step(const Error& e, int64_t failed) const;
   /// Excludes the time since the last report, such as that of an evaluation or a save, from the
   /// time of the next step.
@@ -61,7 +63,8 @@ class StepReporter {
   Clock::time_point last_report_time_ = Clock::now();
 };
 
-/// Throws Exit::diverged for the last step of a run, whose loss `value` is not finite.
+/// Throws Exit::diverged because `value` is not finite after `step`, the last step of a run. `what`
+/// names the value, such as "validation loss".
 [[noreturn]] void end_diverged(const OptimConfig& config, int64_t step, const char* what,
                                double value);
 

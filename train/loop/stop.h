@@ -1,9 +1,10 @@
 // Handles requests to stop a run before its end: signals and train.max_time.
 //
 // The signal handlers stay installed until the process ends. SIGHUP acts as SIGTERM. While a
-// checkpoint is written, no signal ends the process. Evaluations check for a stop between batches,
-// and samples between tokens. train.max_time stops a process only after it has completed a step or
-// an evaluation, so a run that is restarted again and again still makes progress.
+// checkpoint is written, none of these signals ends the process. Evaluations check for a request
+// between batches, and the generation of samples between tokens. train.max_time stops a process
+// only after it has completed a step or an evaluation, so a run that is restarted again and again
+// still makes progress.
 #pragma once
 
 #include <signal.h>
@@ -13,15 +14,15 @@
 namespace lathe {
 
 /// Installs handlers with which SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop. The
-/// handler immediately prints "stopping `when` ..." to standard error, also for a pending signal
-/// that was blocked until now. A second SIGINT ends the process with exit code 130 and reports
-/// which steps are lost. SIGPIPE is ignored, so output to a closed pipe is dropped. `when` must
-/// outlive the process.
+/// handler immediately prints "stopping " and `when` to standard error, also for a pending signal
+/// that was blocked until now. `when` is text such as "after this step" or "the import", and must
+/// stay valid until the process ends. A second SIGINT ends the process with exit code 130 and
+/// reports which steps are lost. SIGPIPE is ignored, so output to a closed pipe is dropped.
 void install_stop_handlers(const char* when);
-/// While alive, this thread and the processes that it starts block the stop signals. Such a process
-/// keeps them blocked, also across exec, until it calls install_stop_handlers() or
-/// unblock_stop_signals(). Until then, signals stay pending: none is lost, and none ends the
-/// process.
+/// While this object exists, the thread that created it blocks the stop signals
+/// (core/stop_signals.h). So do the processes that the thread starts. Such a process keeps them
+/// blocked, also across exec, until it calls install_stop_handlers() or unblock_stop_signals().
+/// Until then, signals stay pending: none is lost, and none ends the process.
 class BlockStopSignals {
  public:
   BlockStopSignals();
@@ -44,8 +45,8 @@ void note_progress(int64_t step, int64_t saved_step);
 /// Records the step of the newest checkpoint. May be called on any thread.
 void note_saved(int64_t step);
 
-/// While alive, a second SIGINT prints a message and does not end the process, since a checkpoint
-/// is being written.
+/// Keeps signals from ending the process while a checkpoint is being written. While this object
+/// exists, a second stop signal, even SIGINT, only prints a message.
 class DeferSignals {
  public:
   DeferSignals();

@@ -14,8 +14,8 @@ class StopController {
   /// limit).
   explicit StopController(double max_time) : max_time_(max_time) {}
 
-  /// Records that a step or an evaluation was completed. Until then, train.max_time does not stop
-  /// the process, so every process makes progress.
+  /// Records that a step or an evaluation was completed. Until the first call, train.max_time does
+  /// not stop the process, so a run that is restarted again and again still makes progress.
   void note_progress() { made_progress_ = true; }
   /// Returns whether train.max_time has passed and this process has made progress.
   bool is_out_of_time() const {

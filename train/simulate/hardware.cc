@@ -25,12 +25,12 @@ std::string names_of(const std::vector<Entry>& entries) {
   return names;
 }
 
-/// Rates are those of NVIDIA's data sheets: V100, A100 (2021), A10, L4, L40S, H100 (2023), H200 and
-/// DGX B200. Those of RTX 3090 and 4090 are from the architecture white papers (GA102, AD102), for
-/// sums in fp32. matmul_share and portable_share of the A100 and the H100 are fitted on published
-/// training runs (docs/reference/simulator.md); other GPUs have those of their generation, or less
-/// if their power limit is lower. Kernels that use mma.sync reach about 0.6 of the rate of wgmma on
-/// Hopper (Shah et al. 2024, on FlashAttention-2).
+/// The rates are from NVIDIA's data sheets of V100, A100 (2021), A10, L4, L40S, H100 (2023), H200
+/// and DGX B200. Those of RTX 3090 and 4090 are from the architecture white papers (GA102, AD102),
+/// with accumulation in fp32. matmul_share of the A100, and both shares of the H100, are fitted to
+/// published training runs (docs/reference/simulator.md). The shares of other GPUs are estimates.
+/// portable_share is below 1 on Hopper because kernels that use mma.sync reach only about 0.6 of
+/// the rate of wgmma there (Shah et al. 2024, on FlashAttention-2).
 std::vector<GpuModel> gpu_table() {
   const auto gpu = [](const char* name, double memory, double memory_rate, double bf16, double fp8,
                       double tf32, double fp32, double multiprocessors, double link,
@@ -69,8 +69,9 @@ std::vector<GpuModel> gpu_table() {
   // clang-format on
 }
 
-/// Rates are those of one adapter for each GPU. The latency is that of a step of a ring over the
-/// network with NCCL's Simple protocol, by its own tuning model (src/graph/tuning.cc).
+/// Each GPU has one network adapter, whose rate in Gbit/s names the link. All links have the
+/// default latency, which is the latency of a hop between nodes in NCCL's ring algorithm with the
+/// Simple protocol, as in NCCL's tuning model (src/graph/tuning.cc).
 std::vector<LinkModel> link_table() {
   std::vector<LinkModel> links;
   for (const int rate : {100, 200, 400, 800}) {
@@ -104,7 +105,8 @@ std::vector<SoftwareModel> software_table() {
   eager.shards_masters = true;
   eager.selective = "half";
 
-  // Hand-written CUDA with cuDNN's or Dao's attention for Hopper (llm.c, nanochat).
+  // Fused kernels with an attention kernel for Hopper: llm.c (hand-written CUDA, cuDNN's attention)
+  // and nanochat (PyTorch, FlashAttention 3).
   SoftwareModel fused = software("fused", "flash3", 1.0, 10, 4);
   fused.exchange_bytes = 2;
 
@@ -123,7 +125,8 @@ std::vector<SoftwareModel> software_table() {
   return {compiled, eager, fused, megatron21, megatron};
 }
 
-/// Sets the keys of one table of the file, `like` and `name` first.
+/// Applies one table of the file to `entries`. The table's `name` selects an entry, or adds one. If
+/// the table has `like`, the entry first becomes a copy of that one. Then the other keys are set.
 template <class Entry>
 void apply_entry(std::vector<Entry>& entries,
                  const std::vector<std::pair<std::string, ConfigScalar>>& keys,

@@ -18,7 +18,8 @@ std::vector<int64_t> divisors(int64_t n) {
   return low;
 }
 
-/// A division of the GPUs. The results show one layout of each division.
+/// The degrees of data, tensor, context and pipeline parallelism. Of all layouts with the same
+/// degrees, the results show one.
 using Division = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
 Division division_of(const ParallelLayout& l) { return {l.data, l.tensor, l.context, l.pipeline}; }
@@ -85,7 +86,8 @@ void Search::try_layout(const ParallelLayout& layout) {
 }
 
 void Search::try_division(ParallelLayout layout) {
-  // A fault of the division itself is the same for all layouts of it.
+  // If the degrees themselves have a fault, all layouts with these degrees have the same one, so
+  // try only one of them.
   layout.micro_batch = micro_batches(layout).front();
   const std::vector<int64_t> parts = virtual_stages(layout);
   layout.virtual_stages = parts.front();
@@ -93,7 +95,8 @@ void Search::try_division(ParallelLayout layout) {
 
   for (const int64_t micro : micro_batches(layout)) {
     for (const int64_t v : parts) {
-      // Interleaved stages need a number of micro-batches that is a multiple of the stages.
+      // With interleaved stages, the number of micro-batches must be a multiple of the number of
+      // stages.
       const int64_t count = step_.global_batch / (layout.data * micro);
       if (!request_.virtual_stages && v > 1 && count % layout.pipeline != 0) continue;
       for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full}) {
@@ -102,7 +105,7 @@ void Search::try_division(ParallelLayout layout) {
           layout.virtual_stages = v;
           layout.recompute = mode;
           layout.shard = shard;
-          // With one replica there is nothing to shard.
+          // ZeRO shards among data x context GPUs. With one of them there is nothing to shard.
           const bool is_same = layout.data * layout.context == 1 && shard > 0 && !request_.shard;
           if (request_.admits(layout) && !is_same) try_layout(layout);
         }

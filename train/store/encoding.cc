@@ -35,7 +35,8 @@ std::vector<std::string> class_names(const ExampleEncoding& e) {
   return names;
 }
 
-/// Returns each input of a table by its name: a column of numbers, or a value of a text column.
+/// Returns the name of each input of a table. An input is a column of numbers, or one of the values
+/// of a text column.
 std::vector<std::string> input_names(const TableFormat& table) {
   std::vector<std::string> names;
   for (const TableColumn& column : table.columns) {

@@ -28,7 +28,7 @@ void LiveTensors::write(size_t i, size_t bytes, const Put& put) {
     }
   };
 
-  // Write in parts, so that an update waits for at most one part, even if the disk is slow.
+  // Write in parts, so that copy_rest() waits for at most one part, even if the disk is slow.
   constexpr size_t most = size_t{8} << 20;
   for (size_t at = 0; at < bytes; at += most) {
     at::Tensor now;

@@ -206,7 +206,8 @@ class StateReader {
 /// Checks that fields are consistent with each other.
 void check_state(const RunState& s, const std::string& where) {
   if (s.val_loss.has_value() != s.best_val_loss.has_value())
-    fail(Exit::checkpoint, where, ": \"val_loss\" and \"best_val_loss\" belong together");
+    fail(Exit::checkpoint, where,
+         ": \"val_loss\" and \"best_val_loss\" must both be present or both be missing");
 
   constexpr int64_t largest = int64_t{1} << 40;
   int64_t product = 1;

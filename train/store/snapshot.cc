@@ -32,9 +32,9 @@ struct SavedTensor {
   std::vector<int64_t> sizes;            ///< of this tensor rank's part, if it is cut
   int64_t own_end;                       ///< index after the last element that this rank has
   const TensorCut* cut = nullptr;        ///< how it is cut among tensor ranks, or null
-  const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in its scratch file
+  const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in this optimizer's scratch file
   bool is_updated = true;                ///< only an update changes it, not a forward pass
-  StatePart part{};                      ///< for the optimizer
+  StatePart part{};                      ///< with `optimizer`: the part for read_state()
   std::string note{};                    ///< as in TensorEntry
 
   std::vector<int64_t> full_sizes() const {
@@ -54,7 +54,7 @@ std::pair<at::Tensor, int64_t> kept_elements(const NamedParameter& p) {
   return {elements.numel() == t.numel() ? elements.view(t.sizes()) : elements, end};
 }
 
-/// The elements of each tensor that each process has. The elements of a stage are contiguous, and
+/// Which elements of each tensor are on which process. The elements of a stage are contiguous, and
 /// so are those of a data rank within its stage.
 class KeptElements {
  public:
@@ -76,12 +76,13 @@ class KeptElements {
     }
     return true;
   }
-  /// Returns the elements of tensor i that data rank `rank` of this stage has.
+  /// Returns the elements of tensor i that data rank `rank` of this stage has. Call it only if
+  /// is_on_all(i) is false.
   ElementRange of_data(size_t i, int rank) const {
     return {rank > 0 ? at(of_data_, rank - 1, i) : of_stage(i).begin, at(of_data_, rank, i)};
   }
   /// Returns the elements of tensor i that this stage has. If every stage has the complete tensor,
-  /// they are those of stage 0.
+  /// returns all elements on stage 0 and none on the other stages.
   ElementRange of_stage(size_t i) const {
     const int stage = world().pipeline().rank;
     return {stage > 0 ? at(of_stages_, stage - 1, i) : 0, at(of_stages_, stage, i)};
@@ -100,12 +101,12 @@ class KeptElements {
 /// Returns the elements of tensor i that this process writes.
 ElementRange written_range(const SavedTensor& saved, size_t i, const KeptElements& kept) {
   const ElementRange stage = kept.of_stage(i);
-  // All tensor ranks have a tensor that is not cut, so only the first one writes it.
+  // A tensor that is not cut is on all tensor ranks, so only the first of them writes it.
   if (stage.size() == 0 || (saved.cut == nullptr && world().tensor().rank > 0)) return {};
   const RankAxis& data = world().data();
   if (!kept.is_on_all(i)) return kept.of_data(i, data.rank);
 
-  // Each data rank writes an equal share, unless the elements are few.
+  // Each data rank writes an equal share, unless the elements are few or in a scratch file.
   constexpr int64_t few = int64_t{1} << 16;
   if (stage.size() < few || saved.optimizer != nullptr)
     return data.rank == 0 ? stage : ElementRange{};
@@ -198,7 +199,8 @@ std::vector<SavedTensor> written_tensors(const std::vector<NamedParameter>& para
   return divides_state(optimizer) ? own_parts(all) : all;
 }
 
-/// Returns whether only an update changes the tensor, and its memory has the bytes of the file.
+/// Returns whether only an update changes the tensor, and whether its bytes in memory are those
+/// that the file gets.
 bool is_live(const SavedTensor& saved) {
   return saved.is_updated && saved.dtype == saved.tensor.scalar_type() &&
          saved.optimizer == nullptr && saved.tensor.is_cpu() && saved.tensor.is_contiguous() &&
@@ -257,7 +259,7 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
   for (const auto& p : parameters) {
     const at::Tensor t = kept_elements(p).first;
     if (t.numel() == 0) continue;
-    // Several ranks may have the same parameter.
+    // Several ranks may have the same complete parameter; only rank 0 warns about it.
     const bool warns = world().is_writer() || t.numel() < full_numel(p.parameter);
     const auto [least, largest] = at::aminmax(t);  // both are NaN if an element is
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {

@@ -13,7 +13,8 @@
 namespace lathe {
 namespace {
 
-/// Encodes a text. The texts of special tokens in it are encoded as ordinary text.
+/// Encodes a text. Where it contains the text of a special token, such as <|endoftext|>, encodes
+/// that as ordinary text. `begins`: nothing precedes the text (see BPE::Encoder::encode()).
 std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text,
                                bool begins = true) {
   if (tokenizer.bpe() == nullptr) return tokenizer.encode(text);
@@ -22,8 +23,8 @@ std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text
   return {ids.begin(), ids.end()};
 }
 
-/// Returns the summed loss of rows of `t` tokens. Each row also has the token after these, which is
-/// the last target. Targets at positions before `from` are not scored.
+/// Returns the summed loss of `rows`, each of which points to t + 1 tokens: the first t are inputs,
+/// and the last t are their targets. Targets at positions before `from` are not scored.
 double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_t t, int64_t from) {
   const auto n = static_cast<int64_t>(rows.size());
   const at::Tensor ids = at::empty({n, t + 1}, at::kLong);
@@ -99,7 +100,8 @@ Answer answer(const Scoring& s, const MultipleChoice& c) {
       ending = " " + ending;
 
     std::vector<int64_t> ids = plain_ids(s.tokenizer, c.context);
-    // A token that ends documents but does not begin texts is needed only if there is no context.
+    // A token that ends documents, such as GPT-2's <|endoftext|>, is put before the question only
+    // if the question has no context.
     const int64_t begin = text_begin_token(s.tokenizer);
     if (begin >= 0 && (ids.empty() || begin != s.tokenizer.document_end()))
       ids.insert(ids.begin(), begin);
@@ -114,7 +116,7 @@ Answer answer(const Scoring& s, const MultipleChoice& c) {
     if (std::ssize(of_ending) > s.context) {
       fail(Exit::data, "the ending \"", printable_line(c.endings[static_cast<size_t>(i)]),
            "\" of a question has ", of_ending.size(), " tokens, and the model's context is ",
-           s.context, "; shorten it");
+           s.context, "; shorten the ending");
     }
     const int64_t t = std::min(s.context, std::ssize(ids) - 1);
     // The tokens of the context are not scored.

@@ -159,7 +159,7 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
                        "\"parameters\" frees in low precision; set dist.shard = \"gradients\""};
   }
 
-  // With adapters, resolve_init_from() makes train.init_from their base.
+  // If the run has adapters, resolve_init_from() sets adapters.base to train.init_from.
   const std::string& source = config.train.init_from;
   if (c.base.empty() && source.empty())
     return fault("adapters.rank",
@@ -266,7 +266,8 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
     return Variable::parameter(p.parameter.data(), p.path);
   });
 
-  // Record the base as the model that the run began with, which is the reference of the task dpo.
+  // Record the base as the model that the run began with. The task dpo uses that model as its
+  // reference.
   if (config.train.init_from.empty()) {
     config.train.init_from = adapters_of(config).base;
     state.frozen_hash = base_weights;
@@ -275,7 +276,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
   // Reset the settings of the adapters and of their moving average.
   config.transforms["adapters"] = AnyConfig::of<AdaptersConfig>();
   config.optim.ema_decay = 0;  // only the adapters have averages
-  // A checkpoint has an optimizer; plain SGD has no state.
+  // Every checkpoint stores an optimizer. Plain SGD has no state, so it adds nothing.
   OptimConfig stateless;
   stateless.kind = "sgd";
 

@@ -21,8 +21,8 @@ struct FrozenFormat {
 };
 
 /// Returns a copy of `t`, the values of the parameter `found`, in frozen form on the device. The
-/// result is a constant or, if it is quantized or a part (cut_of()), a parameter that is neither
-/// trained nor saved.
+/// result is a parameter that is neither trained nor saved if it is quantized, or if `found` is cut
+/// among tensor ranks (autograd/tensor_cut.h). Otherwise it is a constant.
 Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const FrozenFormat& keep,
                      at::Device device);
 

@@ -143,7 +143,7 @@ Functions elementwise_functions() {
          if (!c.is_number(2, "value")) throw Unsupported("a tensor as value");
          return {masked_fill(c.v(0), c.t(1, "mask"), c.number(2, "value", 0))};
        }},
-      {"where", [](Call& c) -> Results {  // OpInfo's first argument is where's second
+      {"where", [](Call& c) -> Results {  // OpInfo passes x before the condition
          const Variable x = c.v(0);
          return {where(c.t(1), x, c.v(2))};
        }}};

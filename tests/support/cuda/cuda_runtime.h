@@ -54,7 +54,8 @@ T atomicAdd(T* sum, T x) {
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(uint64_t{a} * b >> 32);
 }
-/// Returns a / b, correctly rounded. A GPU is accurate to 2 ulp, for divisors below 2^126.
+/// Returns a / b, correctly rounded. A GPU's result is accurate to 2 ulp if |b| is from 2^-126 to
+/// 2^126.
 inline float __fdividef(float a, float b) { return a / b; }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 

@@ -2,6 +2,7 @@
 #include "train/analysis/forecast.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/io/json.h"
 #include "core/mode.h"
@@ -16,7 +17,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("--fit tries every combination of its changes", "[fit]") {
+TEST_CASE("--fit combines the changes that cost the least time", "[fit]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const std::string path = (f / "tiny.toml").string();
@@ -32,7 +33,8 @@ TEST_CASE("--fit tries every combination of its changes", "[fit]") {
   const std::pair<std::string, std::string> low{"amp.dtype", "bf16"},
       again{"memory.recompute", "blocks"}, small{"optim.kind", "adamw8bit"};
 
-  // Two of the three changes are enough, and no single one is.
+  // Two changes are enough, and neither of them is alone. Low precision without master weights
+  // takes less time than recomputation, and is enough too.
   const int64_t limit = needs({again, small});
   CAPTURE(limit, needs({}), needs({low}), needs({again}), needs({small}));
   REQUIRE(limit < std::min({needs({}), needs({low}), needs({again}), needs({small})}));
@@ -40,10 +42,40 @@ TEST_CASE("--fit tries every combination of its changes", "[fit]") {
   const Forecast now{.dry = dry_step(load_config(path, given))};
   const auto fit = find_fit(path, given, now, limit);
   REQUIRE(fit);
-  const Overrides wanted{again, small, {"train.batch_size", "1"}, {"train.grad_accum", "1"}};
+  const Overrides wanted{
+      low, {"amp.master", "false"}, small, {"train.batch_size", "1"}, {"train.grad_accum", "1"}};
   CHECK(*fit == wanted);
   CHECK(!find_fit(path, given, now, limit / 4));
   CHECK(find_fit(path, given, now, now.peak_rss())->empty());
+}
+
+TEST_CASE("--fit proposes each of its settings for some limit, and what it proposes fits",
+          "[fit]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::string path = (f / "tiny.toml").string();
+  std::set<std::string> proposed;
+  // Parameters take most of the memory of the first model, and activations that of the second.
+  for (const auto& [embd, length] : {std::pair("128", "16"), {"32", "1024"}}) {
+    const Overrides given{
+        {"data.dir", (f / "data").string()}, {"model.n_layer", "8"},    {"model.n_embd", embd},
+        {"model.block_size", length},        {"train.batch_size", "2"}, {"train.grad_accum", "1"},
+        {"model.vocab_size", "500"},         {"optim.grad_clip", "0"}};
+    const Forecast now{.dry = dry_step(load_config(path, given))};
+    for (const int percent : {95, 60, 50, 40, 35, 30}) {
+      const int64_t bytes = now.peak_rss() * percent / 100;
+      const auto fit = find_fit(path, given, now, bytes);
+      if (!fit) break;
+      for (const auto& [key, value] : *fit) proposed.insert(key + "=" + value);
+      CHECK(resident_with(path, given, *fit) <= bytes);
+    }
+  }
+  for (const char* setting : {"amp.dtype=bf16", "amp.master=false", "memory.recompute=blocks.0-1",
+                              "memory.recompute=selective", "optim.kind=adamw8bit",
+                              "memory.update_in_backward=true", "train.batch_size=1"}) {
+    INFO(setting);
+    CHECK(proposed.contains(setting));
+  }
 }
 
 TEST_CASE("--fit and find batch try only the micro-batches that the config accepts", "[fit]") {

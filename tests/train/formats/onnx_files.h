@@ -123,7 +123,8 @@ struct OnnxFile {
 
   int64_t ir_version = 0;
   std::map<std::string, int64_t> opsets;
-  std::map<std::string, std::string> metadata, inputs, outputs;  // type, dimensions
+  // Each input and output maps to its element type (a number of onnx.proto) and its dimensions.
+  std::map<std::string, std::string> metadata, inputs, outputs;
   std::vector<OnnxNode> nodes;
   std::map<std::string, at::Tensor> constants;
 };

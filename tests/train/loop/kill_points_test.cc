@@ -1,5 +1,6 @@
-// Kill trials at named points of a save and of a start. As a control, the comparison must detect
-// runs that are deliberately resumed wrongly.
+// Tests that a run that is killed at a named point of a save or a start resumes with the results of
+// a run that was never stopped. As a control, the comparison must detect runs that are deliberately
+// resumed wrongly.
 #include "core/io/checksum.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
