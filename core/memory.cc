@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -379,17 +380,28 @@ void recategorize(const c10::DataPtr& data, Memory category) {
   CachingAllocator::recategorize(data, category);
 }
 Memory category_of(const c10::DataPtr& data) { return CachingAllocator::category_of(data); }
-int64_t peak_rss_bytes() {
-  // getrusage() would ignore reset_peak_rss().
+namespace {
+/// Returns the bytes on the line of /proc/self/status that begins with `name`; nullopt if there is
+/// none.
+std::optional<int64_t> status_bytes(std::string_view name) {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
     int64_t kilobytes = 0;
-    if (word == "VmHWM:" && status >> kilobytes) return 1024 * kilobytes;
+    if (word == name && status >> kilobytes) return 1024 * kilobytes;
   }
+  return std::nullopt;
+}
+}  // namespace
+
+int64_t peak_rss_bytes() {
+  // getrusage() would ignore reset_peak_rss().
+  if (const auto bytes = status_bytes("VmHWM:")) return *bytes;
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return int64_t{1024} * usage.ru_maxrss;
 }
+
+int64_t rss_bytes() { return status_bytes("VmRSS:").value_or(0); }
 
 void reset_peak_rss() {
   CachingAllocator::instance().trim();

@@ -45,6 +45,8 @@ MemoryStats memory_stats();
 /// Returns the peak of this process's resident memory in bytes, since the last reset_peak_rss() if
 /// there was one.
 int64_t peak_rss_bytes();
+/// Returns the resident memory of this process now; 0 if the system does not report it.
+int64_t rss_bytes();
 /// Returns free memory to the system, and resets the peak that peak_rss_bytes() returns to the
 /// current resident memory, if the system permits that.
 void reset_peak_rss();

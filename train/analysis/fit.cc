@@ -19,6 +19,7 @@
 #include "core/free_memory.h"
 #include "core/io/file.h"
 #include "core/io/text.h"
+#include "core/memory.h"
 #include "dist/world.h"
 #include "train/formats/source.h"
 #include "train/simulate/hardware.h"
@@ -228,27 +229,30 @@ LoadedConfig load_with(const std::string& path, const Overrides& given, const Ov
 
 namespace {
 
-/// The memory and disk space that the processes of one machine need, and its free memory, in bytes.
+/// The memory and disk space that the processes of one machine need, and the memory that they have
+/// or can get, in bytes.
 struct HostNeeds {
   std::string host;
   int processes = 0;
-  int64_t memory = 0, scratch = 0, free = 0;
-  double share() const { return static_cast<double>(memory) / static_cast<double>(free); }
+  int64_t memory = 0, scratch = 0, free = 0, resident = 0;
+  double share() const { return static_cast<double>(memory) / static_cast<double>(room()); }
+  int64_t room() const { return free + resident; }
 };
 
 /// Returns the needs of the machine where memory is scarcest. `memory` and `scratch` are the needs
 /// of this process. A collective.
 HostNeeds scarcest_host(int64_t memory, int64_t scratch) {
   std::map<std::string, HostNeeds> hosts;
-  for (const std::string& text :
-       world().gather_texts(str(host_name(), " ", memory, " ", scratch, " ", free_memory()))) {
+  for (const std::string& text : world().gather_texts(
+           str(host_name(), " ", memory, " ", scratch, " ", free_memory(), " ", rss_bytes()))) {
     HostNeeds one;
-    std::istringstream(text) >> one.host >> one.memory >> one.scratch >> one.free;
+    std::istringstream(text) >> one.host >> one.memory >> one.scratch >> one.free >> one.resident;
     HostNeeds& all =
         hosts.try_emplace(one.host, HostNeeds{.host = one.host, .free = one.free}).first->second;
     ++all.processes;
     all.memory += one.memory;
     all.scratch += one.scratch;
+    all.resident += one.resident;
     all.free = std::min(all.free, one.free);
   }
   return std::max_element(
@@ -277,7 +281,8 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   const fs::path other = c.memory.offload_dir.empty() ? run : nearest_folder(c.memory.offload_dir);
   const bool is_one_disk = on_one_disk(run, other);
 
-  const auto free = static_cast<double>(host.free);
+  // What the processes need includes what they have by now.
+  const auto free = static_cast<double>(host.room());
   const double room = free_bytes(run), other_room = free_bytes(other);
 
   ResourceNeeds needs;
