@@ -2,10 +2,11 @@
 """Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
 
 A run begins on 1, 2 or 4 processes. A random rank gets SIGKILL at a random moment. The run is
-started again, until it ends, on another number of processes, with another dist.shard, and with or
-without a pipeline of two stages and saves in the background. Then its metrics and its newest
-checkpoint must be those of an uninterrupted run on one process. No start may lose the newest
-checkpoint. A start that takes more than a minute is a hang.
+started again, until it ends, on another number of processes, with another dist.shard or with updates
+in the backward pass, with another memory.offload, and with or without a pipeline of two stages and
+saves in the background. Then its metrics and its newest checkpoint must be those of an uninterrupted
+run on one process. No start may lose the newest checkpoint. A start that takes more than a minute is
+a hang.
 """
 import os
 import random
@@ -17,10 +18,10 @@ from pathlib import Path
 
 from tiny import Tiny, check, checkpoints, control, difference
 
-STEPS, SAVED, TIMEOUT = 40, 5, 5
+STEPS, SAVED, TIMEOUT, MICRO_BATCHES = 40, 5, 5, 4
 SHARDS = ["none", "optimizer", "gradients", "parameters"]
 # Pipeline stages give the bits of one process only if embeddings are not tied.
-WORDS = ["--train.grad_accum=4", "--memory.recompute=blocks", "--model.tie_weights=false", "--model.n_layer=2",
+WORDS = [f"--train.grad_accum={MICRO_BATCHES}", "--memory.recompute=blocks", "--model.tie_weights=false", "--model.n_layer=2",
          f"--dist.timeout={TIMEOUT}"]
 
 
@@ -45,10 +46,20 @@ class Kills:
         self.runs, self.struck = 0, 0
 
     def start(self, run, ranks):
-        words = [*self.tiny.command(run)[1:], f"--dist.shard={self.draw.choice(SHARDS)}",
-                 f"--checkpoint.async_save={self.draw.choice(['true', 'false'])}"]
-        if ranks > 1:
-            words.append(f"--dist.pipeline={self.draw.choice([1, 2])}")
+        # The keys drawn here may change from start to start, and change no bit of the results.
+        words = self.tiny.command(run)[1:]
+        pipeline = self.draw.choice([1, 2]) if ranks > 1 else 1
+        offload = ["none", "optimizer"] + (["activations", "optimizer+activations"] if pipeline == 1 else [])
+        if ranks == MICRO_BATCHES and pipeline == 1 and self.draw.random() < 0.5:
+            words.append("--memory.update_in_backward=true")
+            offload += ["parameters", "optimizer+parameters"]
+        else:
+            words.append(f"--dist.shard={self.draw.choice(SHARDS)}")
+        kept = self.draw.choice(offload)
+        # Saves in the background would copy state that is on the disk into memory.
+        saves = ["true", "false"] if kept in ("none", "activations") else ["false"]
+        words += [f"--memory.offload={kept}", f"--checkpoint.async_save={self.draw.choice(saves)}",
+                  f"--dist.pipeline={pipeline}"]
         launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
         return subprocess.Popen([self.tiny.lathe, *launch, *words], cwd=self.tiny.folder, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True)
