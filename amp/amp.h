@@ -1,6 +1,7 @@
-// Mixed precision. Parameters are float32 master weights. Ops whose policy is Amp::low, such as
-// matmuls, read low-precision working copies of them, which the optimizer step updates, and compute
-// in that dtype. See Micikevicius et al. 2018, "Mixed precision training".
+// Implements mixed precision. Parameters are float32 master weights. Ops whose policy is Amp::low,
+// such as matmuls, compute in a low-precision dtype and read working copies of the parameters in
+// that dtype. The optimizer step updates the working copies. See Micikevicius et al. 2018, "Mixed
+// precision training".
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ struct AmpConfig {
   LATHE_FIELD(std::string, dtype, "fp32",
               "Dtype of matrix products and attention. Norms, softmax, losses and long sums stay "
               "in fp32. fp8: the linear layers of the blocks compute in e4m3 (forward) and e5m2 "
-              "(backward), other matrix products in bf16.",
+              "(backward), and other matrix products compute in bf16.",
               one_of({"fp32", "bf16", "fp16", "fp8"}).fixed())
   LATHE_FIELD(
       bool, tf32, false,
@@ -61,7 +62,7 @@ struct AmpConfig {
       between(1, 100000000).fixed())
   LATHE_FIELD(double, min_loss_scale, 1.0,
               "dynamic: smallest loss scale. A skipped step that would lower the loss scale below "
-              "it ends the run with exit code 5.",
+              "this value ends the run with exit code 5.",
               between(1e-6, 16777216).fixed())
   LATHE_FIELD(int64_t, max_skips, 50,
               "dynamic, fixed: number of consecutive skipped steps after which the run ends with "
@@ -69,7 +70,7 @@ struct AmpConfig {
               between(1, 100000000).fixed())
   LATHE_FIELD(std::string, fp8_scaling, "current",
               "Source of a tensor's fp8 scale. current: the largest absolute value of the tensor; "
-              "delayed: that of the tensors in earlier steps.",
+              "delayed: the largest absolute value in earlier steps.",
               one_of({"current", "delayed"}).fixed())
   LATHE_FIELD(int64_t, fp8_history, 16,
               "delayed: number of earlier steps whose largest absolute values are used.",
@@ -95,11 +96,11 @@ struct Compute {
   Compute(at::ScalarType dtype_, bool cache_ = true) : dtype(dtype_), cache(cache_) {}
 };
 
-/// While alive, ops of this thread whose policy is Amp::low compute in the given dtype. float32
-/// turns autocast off, also inside another Autocast. With float8_e4m3fn, linear layers whose weight
-/// has an Fp8Scaling compute in fp8, and all other such ops in bfloat16. Other threads are not
-/// affected. With `cache`, the cast of a weight without a working copy is kept until the outermost
-/// Autocast ends.
+/// While this object exists, ops of this thread whose policy is Amp::low compute in the given
+/// dtype. float32 turns autocast off, even inside another Autocast. With float8_e4m3fn, linear
+/// layers whose weight has an Fp8Scaling compute in fp8, and all other ops with this policy compute
+/// in bfloat16. Other threads are not affected. If `cache` is set, the cast of a weight without a
+/// working copy is kept until the outermost Autocast ends.
 class Autocast : public ModeGuard {
  public:
   explicit Autocast(Compute compute);

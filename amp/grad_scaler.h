@@ -1,7 +1,8 @@
-// Loss scaling for float16, in which small gradients would underflow to zero. The backward pass
-// starts with the scale as the gradient of the loss, instead of 1, and the optimizer step divides
-// the gradients by the scale. A step whose gradients overflowed is skipped. See Micikevicius et al.
-// 2018, section 3.2. The dynamic rule is that of torch.amp.GradScaler.
+// Implements loss scaling for float16, in which small gradients would underflow to zero. The
+// backward pass starts with the scale as the gradient of the loss, instead of 1, and the optimizer
+// step divides the gradients by the scale. A step whose gradients overflowed is skipped. See
+// Micikevicius et al. 2018, section 3.2. A dynamic loss scale follows the rule of
+// torch.amp.GradScaler.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -18,18 +18,18 @@ namespace lathe {
 using detail::ActivationStore;
 using detail::StoredActivation;
 
-/// The state that the training thread and the transfer threads share. `mutex` guards all of it,
-/// except reads and writes of the file's contents.
+/// The state that the training thread and the transfer threads share. `mutex` guards every member.
+/// Only reads and writes of the file's contents need no lock.
 struct detail::ActivationStore {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::unique_ptr<ScratchFile> file;  // null in a dry run
-  uint64_t size = 0, end = 0;         // bytes of the file, and of the part in use
+  uint64_t size = 0, end = 0;         // size of the file, and end of its part in use, in bytes
   struct Alive {
     std::weak_ptr<StoredActivation> activation;
-    uint64_t end;  // offset in the file at which its bytes end
+    uint64_t end;  // offset in the file at which the activation's bytes end
   };
-  std::map<uint64_t, Alive> alive;  // by number
+  std::map<uint64_t, Alive> alive;  // the activations that still exist, by number
   std::unordered_map<const c10::StorageImpl*, uint64_t> by_storage;
   size_t largest = 0;       // bytes of the largest activation so far
   size_t window_bytes = 0;  // bytes of the activations in the window
@@ -55,16 +55,16 @@ struct detail::StoredActivation {
   const uint64_t number;
   const size_t bytes;
   const int64_t version;
-  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // keeps the address `key` reserved
+  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // reserves the address in `key`
   const c10::StorageImpl* const key;
   uint64_t offset = 0;
 
   // Guarded by the store's mutex. `memory` is also read without the mutex, since only the training
   // thread sets it, and never while a transfer uses it.
-  at::Tensor memory;  // any tensor with the bytes; undefined while they are only in the file
-  bool is_in_window = false;  // then `memory` is the original
+  at::Tensor memory;          // the activation's bytes; undefined while only the file has them
+  bool is_in_window = false;  // if true, `memory` is the tensor that the op saved
   bool is_written = false, is_reading = false;
-  bool has_changed = false;  // changed in place before it left the window
+  bool has_changed = false;  // the activation was changed in place before it left the window
 };
 
 detail::StoredActivation::~StoredActivation() {
@@ -73,16 +73,16 @@ detail::StoredActivation::~StoredActivation() {
       found != store->by_storage.end() && found->second == number)
     store->by_storage.erase(found);
   if (is_in_window) store->window_bytes -= bytes;
-  // The file space of a freed activation is reused only after all activations behind it are freed.
-  // Little space is lost, since graphs are freed starting from their end.
+  // The file space of a freed activation is reused only after all activations behind it in the file
+  // are freed. Little space is lost, since graphs are freed starting from their end.
   store->alive.erase(number);
   store->end = store->alive.empty() ? 0 : store->alive.rbegin()->second.end;
 }
 
 namespace {
 
-/// Calls `move`, which reads or writes an activation, and records its time and its error. Runs on a
-/// transfer thread. Does nothing if no node keeps the activation any more.
+/// Calls `move`, which reads or writes an activation, and records the time of the transfer and any
+/// error. Runs on a transfer thread. Does nothing if no node keeps the activation any more.
 template <class F>
 void transfer(ActivationStore& store, const std::weak_ptr<StoredActivation>& weak, F&& move) {
   const std::shared_ptr<StoredActivation> s = weak.lock();
@@ -154,7 +154,8 @@ std::shared_ptr<const PackedTensor> DiskOffloader::pack(const at::Tensor& t) {
   return std::make_shared<TensorOnDisk>(*this, std::move(stored), t);
 }
 
-/// Returns the stored activation with the memory and the current values of t, or null.
+/// Returns the stored activation that has the memory and the current values of t, or null if there
+/// is none.
 std::shared_ptr<StoredActivation> DiskOffloader::find(const at::Tensor& t) const {
   std::shared_ptr<StoredActivation> stored;  // destroyed after unlocking: its destructor locks
   const std::lock_guard lock(store_->mutex);
@@ -165,7 +166,7 @@ std::shared_ptr<StoredActivation> DiskOffloader::find(const at::Tensor& t) const
                                                                                   : nullptr;
 }
 
-/// Adds the memory of t to the window and begins to write it.
+/// Adds the memory of t to the window and begins to write this memory to the file.
 std::shared_ptr<StoredActivation> DiskOffloader::store(const at::Tensor& t) {
   const auto stored = std::make_shared<StoredActivation>(store_, next_number_++, t);
   {
@@ -245,7 +246,7 @@ void DiskOffloader::shrink_window() {
   }
 }
 
-/// Returns a tensor with the bytes of an activation, which it reads from the file if necessary.
+/// Returns a tensor with the bytes of an activation. Reads these bytes from the file if necessary.
 /// Also starts to read earlier activations.
 at::Tensor DiskOffloader::restore(const std::shared_ptr<StoredActivation>& stored) {
   {

@@ -116,7 +116,7 @@ bool ChainFormula::is_per_row(const std::array<int, 3>& from) const {
 
 int ChainFormula::add(ChainOp op, int a, int b, double number) {
   const auto& self = *this;
-  const bool of_mask = self[a].dtype == at::kBool;  // then b determines the dtype
+  const bool of_mask = self[a].dtype == at::kBool;  // in this case, b determines the dtype
   ChainValue made{.op = op, .from = {a, b, -1}, .dtype = of_mask ? self[b].dtype : self[a].dtype};
   if (!of_mask && b >= 0 && self[b].dtype != made.dtype) made.dtype = at::kFloat;
   made.number = number_for(op, number, made.dtype);
@@ -154,8 +154,9 @@ int ChainFormula::add_like(const ChainValue& value, const std::array<int, 3>& fr
   return push(made);
 }
 
-/// Adds the gradients of the operands of value y, given its gradient dy, by the formulas of
-/// ops/elementwise.cc and ops/math.cc. Returns their indices; -1 if an operand has no gradient.
+/// Adds the gradients of the operands of value y, given the gradient dy of y, by the formulas of
+/// ops/elementwise.cc and ops/math.cc. Returns the index of each operand's gradient, or -1 if the
+/// operand has no gradient.
 std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy) {
   const auto [a, b, c] = v.from;
   const auto needs = [&](int value) { return value >= 0 && (*this)[value].needs_grad; };
@@ -260,7 +261,7 @@ std::vector<bool> ChainFormula::inputs_of(const std::vector<int>& wanted) const 
   return read;
 }
 
-/// Returns for each value whether a value in `wanted` is or depends on it.
+/// Returns for each value whether it is in `wanted` or a value in `wanted` depends on it.
 std::vector<bool> ChainFormula::dependencies_of(const std::vector<int>& wanted) const {
   std::vector<bool> used(values_.size(), false);
   for (const int value : wanted) used[static_cast<size_t>(value)] = true;
@@ -310,7 +311,7 @@ std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
     for (size_t k = 0; k < step.from.size(); ++k)
       step.from[k] = v.from[k] < 0 ? -1 : place[static_cast<size_t>(v.from[k])];
     // ATen computes the powers 1, 2 and 3 by copying or multiplying, and calls a function for most
-    // others.
+    // other exponents.
     const bool is_cube = v.op == ChainOp::pow && v.number == 3;
     if (v.op == ChainOp::pow && v.number == 1) step.op = ChainOp::copy;
     if (v.op == ChainOp::pow && (v.number == 2 || is_cube)) {

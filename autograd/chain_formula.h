@@ -1,5 +1,6 @@
-// Formulas of elementwise ops: the forward pass that fused() or deferred() has recorded, and the
-// backward pass that is derived from it. A formula runs as a chain (core/kernels/chain.h).
+// Defines formulas of elementwise ops. A formula is a forward pass that fused() or deferred() has
+// recorded, or the backward pass that is derived from it. A formula runs as a chain
+// (core/kernels/chain.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,9 +20,9 @@ struct ChainValue {
   std::array<int, 3> from{-1, -1, -1};
   double number = 0;
   at::ScalarType dtype = at::kFloat;  ///< float32, bfloat16, or bool for a mask
-  bool needs_grad = false;            ///< a gradient flows to it
-  bool per_row = false;               ///< it has one element per row
-  int input = -1;                     ///< index of the input; -1: a result
+  bool needs_grad = false;            ///< whether a gradient flows to the value
+  bool per_row = false;               ///< whether the value has one element per row
+  int input = -1;                     ///< index of the input; -1 for the result of an op
 };
 
 /// A use of an input of the formula: operand `operand` of value `value` is input `input`.
@@ -44,19 +45,21 @@ class ChainFormula {
   /// Adds a select and returns the index of its result: b where the mask is true, and c elsewhere.
   /// b and c must have the same dtype.
   int add_select(int mask, int b, int c);
-  /// Adds a cast of a to `dtype` and returns its index; returns a if a has that dtype already.
+  /// Adds a cast of a to `dtype` and returns the index of the result. Returns a if a has that dtype
+  /// already.
   int add_cast(int a, at::ScalarType dtype);
 
-  /// Adds the op of `value`, applied to the operands `from`, which must have the same dtypes as its
-  /// own. Returns the index of its result.
+  /// Adds the op of `value`, applied to the operands `from`, which must have the same dtypes as the
+  /// operands of `value`. Returns the index of its result.
   int add_like(const ChainValue& value, const std::array<int, 3>& from);
 
   /// Adds the backward pass from the gradient `dy` of `result`, with the same operations in the
   /// same order as if the engine ran it op by op. Returns one entry for each use of an input that
   /// needs a gradient, in the order in which the engine would add these gradients: the last use
-  /// first. A gradient has the formula's shape, or one element per row if its input does; in
-  /// bfloat16, the gradient of such an input may not be summed along the rows yet. Its dtype may
-  /// differ from that of the input.
+  /// first. A gradient has the formula's shape, or one element per row if its input has one element
+  /// per row. As an exception, a bfloat16 gradient of such an input may still have the formula's
+  /// shape; the engine then sums the rows. The dtype of a gradient may differ from the dtype of its
+  /// input.
   std::vector<ChainUse> add_backward(int result, int dy);
 
   /// Turns the result of an op into a new input of the formula, so that the caller supplies the
@@ -79,7 +82,7 @@ class ChainFormula {
   std::vector<at::Tensor> run(const std::vector<int>& wanted,
                               const std::vector<Chain::Input>& layouts,
                               std::span<const at::Tensor> tensors, at::IntArrayRef sizes) const;
-  /// Computes the same values op by op, for inputs of any layout.
+  /// Computes the values in `wanted` op by op, for inputs of any layout.
   std::vector<at::Tensor> run_by_aten(const std::vector<int>& wanted,
                                       std::span<const at::Tensor> tensors,
                                       at::IntArrayRef sizes) const;

@@ -27,11 +27,11 @@ struct Recorded {
   std::vector<int> kept;       // values that backward gets in addition to the inputs and dy
   std::vector<size_t> place;   // for each input of the formula, the first op input that holds it
   std::vector<Chain::Input> layouts;
-  // Of each input of the formula:
+  // For each input of the formula:
   std::vector<std::vector<int64_t>> shapes;
   std::vector<at::ScalarType> dtypes;
-  std::vector<bool> reads;  // whether backward reads its values
-  // Of the whole formula:
+  std::vector<bool> reads;  // whether backward reads the input's values
+  // For the complete formula:
   std::vector<int64_t> sizes;
   PerElement cost;
 };
@@ -60,9 +60,9 @@ at::Tensor run_comparison(const ChainValue& v, const std::vector<Variable>& x) {
   }
 }
 
-/// Runs the recorded ops one by one. `inputs` are the inputs of the op "fused"; those that backward
-/// does not read are zeros. `kept` has the values of Recorded::kept. They replace the results that
-/// are computed here, since these may depend on the zeros.
+/// Runs the recorded ops one by one. `inputs` are the inputs of the op "fused"; the inputs that
+/// backward does not read are zeros. `kept` has the values that Recorded::kept lists. These values
+/// replace the results that this function computes, since those results may depend on the zeros.
 Variable run_op_by_op(const Recorded& r, const std::vector<Variable>& inputs,
                       const std::vector<Saved>& kept) {
   const ModeGuard guard;
@@ -95,8 +95,8 @@ Variable run_op_by_op(const Recorded& r, const std::vector<Variable>& inputs,
 
     const auto found = std::find(r.kept.begin(), r.kept.end(), static_cast<int>(i));
     if (found == r.kept.end()) continue;
-    // Write without incrementing the tensor's version: the op has already saved its result, and its
-    // backward must read this value.
+    // Write without incrementing the tensor's version: the op has already saved its result, and the
+    // op's backward must read this value.
     const at::Tensor& value = kept[static_cast<size_t>(found - r.kept.begin())].data();
     std::memcpy(results[i].data().mutable_data_ptr(), value.const_data_ptr(), value.nbytes());
   }
@@ -107,7 +107,7 @@ struct Fused {
   static constexpr OpInfo info{.name = "fused", .exact = true, .elementwise = true};
   std::shared_ptr<const Recorded> recorded;
   std::vector<Saved> kept{};    // the formula's inputs; undefined if backward does not read them
-  std::vector<Saved> values{};  // those of Recorded::kept
+  std::vector<Saved> values{};  // the values that Recorded::kept lists
 
   at::Tensor forward(at::TensorList x) {
     std::vector<at::Tensor> tensors;
@@ -197,8 +197,8 @@ struct Fused {
 
  private:
   /// For each input of full shape that has several uses, replaces the gradients of the uses by
-  /// their sum, added in the engine's order. Leaves an input unchanged if the engine already has a
-  /// gradient for it, to which it would add the first of these gradients.
+  /// their sum, added in the engine's order. Does nothing for an input that already has a gradient
+  /// in the engine, since the engine would add the uses' gradients to that gradient one by one.
   void add_up(ChainFormula& formula, std::vector<ChainUse>& uses, GradSlots& slots) const {
     for (size_t first = 0; first < uses.size(); ++first) {
       ChainUse& use = uses[first];

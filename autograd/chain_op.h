@@ -1,4 +1,4 @@
-// The op "fused": a formula of elementwise ops that runs as one op of the graph.
+// Declares the op "fused", which runs a formula of elementwise ops as one op of the graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +21,8 @@ struct ChainInput {
 };
 
 /// Applies the op "fused" and returns the formula's value `result`, of shape `sizes`. `inputs` are
-/// the inputs of the formula, in order. `cost` is the sum of the costs of its ops, per element of
-/// `sizes`.
+/// the inputs of the formula, in order. `cost` is the sum of the costs of the formula's ops, per
+/// element of `sizes`.
 Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> inputs, int result,
                      at::IntArrayRef sizes, PerElement cost);
 

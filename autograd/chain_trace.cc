@@ -18,7 +18,7 @@ namespace lathe {
 namespace {
 
 /// The node of placeholder Variables that stand for the values of a chain. No gradient ever reaches
-/// it.
+/// this node.
 struct StandIn final : Node {
   StandIn() : Node({}) {}
   std::string name() const override { return "fused"; }
@@ -33,7 +33,7 @@ bool is_chain_dtype(at::ScalarType dtype) { return dtype == at::kFloat || dtype 
 
 bool is_same_edge(const Edge& a, const Edge& b) { return a.node == b.node && a.output == b.output; }
 
-/// Returns whether ATen can fill a tensor of the dtype with the number. It throws for a finite
+/// Returns whether ATen can fill a tensor of the dtype with the number. ATen throws for a finite
 /// number that is too large.
 bool can_fill(double number, at::ScalarType dtype) {
   const double largest = dtype == at::kBFloat16
@@ -212,7 +212,7 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
       std::any_of(inputs.begin(), inputs.end(), [&](const Variable& v) { return has(v); });
   if (!belongs_to_chain) {
     // An op of tensors outside of the chain runs immediately. If it shared an input with the chain,
-    // the gradients of that input would be added in another order.
+    // the gradients of that input would be added in another order than without the chain.
     for (const Variable& v : inputs) {
       for (const ChainInput& input : inputs_) {
         if (v.edge() && is_same_edge(v.edge(), input.variable.edge())) detail::abandon_chain();
@@ -226,8 +226,8 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
 
 /// Records whether the chain uses rows and calls ATen's functions once the op is added.
 /// `one_per_row`: the op's operands have one element per row. Throws ChainAbandoned if the op needs
-/// complete rows and these are missing, or if the chain could not combine rows with these calls and
-/// keep ATen's bits.
+/// complete rows and these are missing, or if a chain that combines rows with these calls would not
+/// be bitwise equal to ATen.
 void ChainTrace::update_row_use(ChainOp op, bool one_per_row) {
   if (needs_rows(op) && (one_per_row || !has_rows())) detail::abandon_chain();
   const bool uses_rows = uses_rows_ || one_per_row || needs_rows(op),
@@ -247,7 +247,7 @@ bool ChainTrace::can_use_rows(bool calls, bool calls_per_row) const {
 /// Throws ChainAbandoned if a value that is computed from operands a and b (-1: there is no b)
 /// could have other bits in a chain than outside of it.
 void ChainTrace::check_operands(const ChainForm& form, int a, int b, bool one_per_row) const {
-  if (one_per_row && form.mask.defined()) detail::abandon_chain();  // masks are never per row
+  if (one_per_row && form.mask.defined()) detail::abandon_chain();  // masks have the full shape
   bool is_low = true;
   for (const int value : {a, b}) {
     if (value < 0) continue;
@@ -258,8 +258,8 @@ void ChainTrace::check_operands(const ChainForm& form, int a, int b, bool one_pe
     is_low = is_low && v.dtype == at::kBFloat16;
   }
   for (const int value : {a, b}) {
-    // The engine would sum the bfloat16 gradient of such an operand along rows in ATen's order,
-    // which a chain does not have.
+    // The engine would sum the bfloat16 gradient of such an operand along rows in ATen's order, and
+    // a chain can't sum in that order.
     if (value < 0 || one_per_row || !is_low) continue;
     const ChainValue& v = formula_[value];
     if (v.per_row && v.needs_grad && v.op != ChainOp::input) detail::abandon_chain();
@@ -287,7 +287,8 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
 
   // Whether ATen's gelu() computes the op.
   const bool is_gelu = op == ChainOp::gelu || op == ChainOp::gelu_exact;
-  if (is_gelu && one_per_row) detail::abandon_chain();  // ATen divides so few elements differently
+  // ATen divides one element per row among threads differently than a chain does.
+  if (is_gelu && one_per_row) detail::abandon_chain();
   if (is_gelu && !gelu_splits_alike(c10::multiply_integers(sizes_))) detail::abandon_chain();
 
   const int a = operand(inputs[0]), b = inputs.size() > 1 ? operand(inputs[1]) : -1;

@@ -37,10 +37,11 @@ at::Tensor compare_in_chain(Comparison op, const Operand& a, const Operand& b);
 /// results that do not have the common shape of the inputs, values of other dtypes than float32,
 /// bfloat16 and (for masks) bool, inputs that are not contiguous CPU tensors, and changes in place.
 /// As an exception to the common shape, sums and means of rows have a last dim of 1, and so do the
-/// results of elementwise ops on such values alone.
+/// results of elementwise ops whose operands all have one element per row.
 class ChainTrace {
  public:
-  /// Prepares to record a function of these inputs. Throws ChainAbandoned.
+  /// Prepares to record a function of these inputs. Throws ChainAbandoned if a chain can't have
+  /// them as inputs.
   explicit ChainTrace(std::span<const Variable> inputs);
   virtual ~ChainTrace() = default;
   ChainTrace(ChainTrace&&) = default;
@@ -49,7 +50,8 @@ class ChainTrace {
   /// that have the common shape, and the other inputs unchanged.
   const std::vector<Variable>& arguments() const { return arguments_; }
   /// Records an op, and returns its result. Returns an undefined Variable if none of the inputs was
-  /// recorded in the chain; the op then runs as usual. Throws ChainAbandoned.
+  /// recorded in the chain; the op then runs as usual. Throws ChainAbandoned if a chain can't
+  /// contain the op.
   Variable record(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
   /// Records a comparison; see detail::compare_in_chain.
   at::Tensor compare(ChainOp op, const detail::Operand& a, const detail::Operand& b);
@@ -74,7 +76,7 @@ class ChainTrace {
   explicit ChainTrace(at::IntArrayRef sizes);
 
   /// Adds an op whose operands are values of the chain or become inputs, and returns its result.
-  /// Throws ChainAbandoned.
+  /// Throws ChainAbandoned if a chain can't contain the op.
   Variable add(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
   /// Returns a tensor that stands for a value until it is computed.
   virtual at::Tensor stand_in(int value);
@@ -86,8 +88,8 @@ class ChainTrace {
 
   bool grad_;  // Mode::grad when the recording began
   ChainFormula formula_;
-  std::vector<PerElement> costs_;                      // of each value, per element of the chain
-  std::vector<std::pair<at::Tensor, int>> stand_ins_;  // with the indices of their values
+  std::vector<PerElement> costs_;                      // costs of the ops, per element
+  std::vector<std::pair<at::Tensor, int>> stand_ins_;  // placeholders, with value indices
 
  private:
   bool is_per_row(const at::Tensor& t, const Chain::Input& layout) const;
@@ -103,7 +105,7 @@ class ChainTrace {
   std::vector<int64_t> sizes_;
   bool uses_rows_ = false;
   bool calls_ = false, calls_per_row_ = false;       // whether ops call ATen's functions
-  std::shared_ptr<Node> differentiable_, constant_;  // the nodes of stand-ins
+  std::shared_ptr<Node> differentiable_, constant_;  // the nodes of placeholders
   std::vector<ChainInput> inputs_;
   std::vector<Variable> arguments_;
 };

@@ -1,4 +1,4 @@
-// Functions that create constants. `options` is a dtype, a device, or both: `zeros({2, 3},
+// Declares functions that create constants. `options` is a dtype, a device, or both: `zeros({2, 3},
 // at::kDouble)`. The default is float32 on the CPU. To create a parameter: `randn({2, 3},
 // seed).requires_grad_()`.
 #pragma once

@@ -20,8 +20,8 @@
 
 namespace lathe {
 
-/// The node of a deferred op. It has its position in the graph before the op runs. `made` is the
-/// node of the op that later computes the output.
+/// The node of a deferred op. The node has its position in the graph before the op runs. `made` is
+/// the node of the op that later computes the output.
 struct DeferredNode final : Node {
   explicit DeferredNode(const at::Tensor& output) : Node({&output, 1}) {}
 
@@ -72,7 +72,7 @@ at::Tensor tensor_without_memory(at::IntArrayRef sizes, at::ScalarType dtype) {
 void become(const at::Tensor& to, const at::Tensor& from) {
   LATHE_CHECK(from.sizes() == to.sizes() && from.scalar_type() == to.scalar_type() &&
                   from.is_contiguous() && from.storage_offset() == 0,
-              "a deferred op made ", describe(from), " in place of ", describe(to));
+              "a deferred op returned ", describe(from), " instead of ", describe(to));
   c10::TensorImpl* const impl = to.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(from.storage());
   impl->set_version_counter(from.unsafeGetTensorImpl()->version_counter());
@@ -84,7 +84,8 @@ void become(const at::Tensor& to, const at::Tensor& from) {
 class DeferredTrace final : public ChainTrace {
  public:
   explicit DeferredTrace(at::IntArrayRef sizes) : ChainTrace(sizes) {}
-  /// Makes the results of ops that never ran empty, since they have no memory.
+  /// Resizes the results of ops that never ran to zero elements, since these results have no
+  /// memory.
   ~DeferredTrace() override {
     for (const auto& [t, value] : stand_ins_) {
       if (t.storage().nbytes() == 0) t.unsafeGetTensorImpl()->set_sizes_contiguous({0});
@@ -120,19 +121,19 @@ class DeferredTrace final : public ChainTrace {
   static constexpr int none = -1;
 
   /// Divides the ops into parts, one for each stored value. The part of a value is the value itself
-  /// if it is stored, and otherwise the only stored value that depends on it. It is `none` for
-  /// inputs, and for values on which no stored value depends. Also marks values that several parts
-  /// need as stored.
+  /// if it is stored, and otherwise the only stored value that depends on it. The part is `none`
+  /// for inputs, and for values on which no stored value depends. Also marks as stored every value
+  /// that several parts need.
   void divide();
   /// Returns whether each input gets its gradients in the same order as if the ops ran one by one.
   bool keeps_order() const;
   bool has_handle(int value) const;
   void run_part(int result);
 
-  std::map<int, std::shared_ptr<DeferredNode>> nodes_;  // of values that need a gradient
-  std::vector<at::Tensor> tensors_;                     // of values; undefined for inputs
+  std::map<int, std::shared_ptr<DeferredNode>> nodes_;  // nodes of the values that need a gradient
+  std::vector<at::Tensor> tensors_;                     // by value; undefined for inputs
   std::vector<bool> is_stored_;
-  std::vector<int> part_;  // of each value: the stored value whose part computes it
+  std::vector<int> part_;  // for each value, the stored value whose part computes it
 };
 
 bool DeferredTrace::has_handle(int value) const {
@@ -191,7 +192,7 @@ void DeferredTrace::run_part(int result) {
   const auto& values = formula_.values();
   ChainFormula formula;
   std::vector<ChainInput> inputs;
-  std::vector<int> place(values.size(), none);  // in the part's formula
+  std::vector<int> place(values.size(), none);  // index of each value in the part's formula
   PerElement cost{0, 0};
   int ops = 0;
 
@@ -307,7 +308,7 @@ DeferOps::DeferOps(int64_t least, std::vector<at::Tensor> changing)
 
 DeferOps::~DeferOps() { has_deferred_ops = false; }
 
-/// Returns whether an operand is a constant that has the memory of a tensor that may change.
+/// Returns whether an operand is a constant that shares memory with a tensor that may change.
 bool DeferOps::reads_changing(const ChainForm& form, std::span<const Variable> inputs) const {
   const auto may_change = [&](const at::Tensor& t) {
     return t.defined() &&
@@ -347,7 +348,7 @@ Variable DeferOps::record_on_cpu(const ChainForm& form, const OpInfo& info,
       sizes = v.sizes().vec();
     } else if (trace_ && at::is_expandable_to(sizes, trace_->sizes()) &&
                at::is_expandable_to(v.sizes(), trace_->sizes())) {
-      sizes = at::infer_size(sizes, v.sizes());  // such as a row and a column
+      sizes = at::infer_size(sizes, v.sizes());  // for example, a row and a column give a matrix
     } else {
       return {};
     }
@@ -369,7 +370,7 @@ Variable DeferOps::record_on_cpu(const ChainForm& form, const OpInfo& info,
   try {
     return trace_->record(form, info, inputs);
   } catch (const ChainAbandoned&) {
-    return {};  // it runs immediately
+    return {};  // the op runs immediately
   }
 }
 

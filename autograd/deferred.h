@@ -1,5 +1,5 @@
-// Automatic fusion: elementwise ops, sums of rows and softmax are recorded first and run later, so
-// that consecutive ones can run as one op.
+// Implements automatic fusion. Elementwise ops, sums of rows and softmax are recorded first and run
+// later, so that consecutive ops can run as one op.
 #pragma once
 
 #include <concepts>
@@ -20,15 +20,16 @@ class DeferredTrace;
 
 namespace detail {
 
-/// While alive, ops of this thread that fused() supports are deferred; see deferred().
+/// Defers the ops of this thread that fused() supports, until this object is destroyed; see
+/// deferred().
 class DeferOps : public ModeGuard {
  public:
   /// Ops whose results have fewer elements run immediately: recording them would cost more than
   /// fusing them saves.
   static constexpr int64_t min_deferred_elements = 16384;
 
-  /// Defers ops whose results have at least `least` elements, except ops that read one of
-  /// `changing`. `least` must be at least 1.
+  /// Defers ops whose results have at least `least` elements, except ops with a constant operand
+  /// that shares memory with a tensor in `changing`. `least` must be at least 1.
   explicit DeferOps(int64_t least = min_deferred_elements, std::vector<at::Tensor> changing = {});
   /// Drops the ops that have not run, whose results then have no elements.
   ~DeferOps();
@@ -58,7 +59,7 @@ class DeferOps : public ModeGuard {
 /// Counts of the ops that deferred() has fused.
 struct FusionCount {
   int64_t ops = 0;    ///< elementwise ops that became part of a fused op
-  int64_t fused = 0;  ///< fused ops that computed them
+  int64_t fused = 0;  ///< fused ops that computed these ops
 };
 /// Returns the counts of this thread since it started.
 FusionCount fusion_count();
@@ -67,14 +68,14 @@ FusionCount fusion_count();
 /// recorded when it is called. The recorded ops run when one of their values is read, when an op
 /// that can't be recorded is called, when an op whose result has another shape is called (results
 /// with one element per row may be recorded too), and when 64 values are recorded. Results that
-/// still have handles at that time are stored, and so are results on which several stored ones
+/// still have handles at that time are stored, and so are results on which several stored results
 /// depend. If gradients would otherwise be added in another order than without deferred(), all
 /// results are stored. The remaining ops run inside the op "fused" (autograd/fused.h) of the stored
 /// result that depends on them. The following ops run as they do without deferred(): an op that
 /// can't be combined with another one, an op with a small result, an op that fused() does not
 /// support, and all ops while they are observed or recomputed. `changing` lists tensors that f()
-/// may change in place; an op with a constant operand that shares memory with one of them also runs
-/// as without deferred().
+/// may change in place; an op with a constant operand that shares memory with one of these tensors
+/// also runs as it does without deferred().
 ///
 /// A temporary lives until the end of its expression: matmul(tanh(exp(x)), w) runs while exp(x)
 /// still has a handle, so exp(x) is stored. After the statement `y = tanh(exp(x))`, exp(x) has no

@@ -1,5 +1,5 @@
-// rearrange, reduce and repeat: x is reshaped to its elementary axes, permuted, reduced, expanded,
-// and reshaped to the result.
+// Implements rearrange, reduce and repeat. They reshape x to its elementary axes, permute, reduce
+// and expand these axes, and reshape them to the result.
 #include "autograd/einops.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ const char* name_of(Kind kind) {
   return kind == Kind::rearrange ? "rearrange" : kind == Kind::reduce ? "reduce" : "repeat";
 }
 
-constexpr size_t ellipsis = SIZE_MAX;  // as an axis: all dims of "..."
+constexpr size_t ellipsis = SIZE_MAX;  // the axis that stands for all dims of "..."
 /// The axes that one dim of a pattern joins; a group without axes is a dim of size 1. With `spread`
 /// ("..." outside of parentheses) each axis has its own dim.
 struct Group {
@@ -41,7 +41,7 @@ struct Axis {
 
 /// A parsed pattern.
 struct Recipe {
-  std::string text;  // begins error messages: rearrange "b c -> c b"
+  std::string text;  // the beginning of error messages: rearrange "b c -> c b"
   std::vector<Axis> axes;
   Side left, right;
   std::vector<size_t> reduced, added;  // axes on the left only, and on the right only
@@ -96,34 +96,34 @@ class Parser {
       if (c == ' ') {
         ++i;
       } else if (c == '(') {
-        check(!open, "parentheses within parentheses");
+        check(!open, "has parentheses within parentheses");
         open = true;
         groups.emplace_back();
         ++i;
       } else if (c == ')') {
-        check(open, "a \")\" without its \"(\"");
+        check(open, "has a \")\" without its \"(\"");
         open = false;
         ++i;
       } else {
         const std::optional<size_t> axis = token(text, i, is_left, seen);
         // On the left, "..." stands for separate dims of x. On the right, parentheses around it
         // join these dims.
-        check(!(axis == ellipsis && open && is_left), "\"...\" in parentheses on the left");
+        check(!(axis == ellipsis && open && is_left), "has \"...\" in parentheses on the left");
         if (!open) groups.push_back({.spread = axis == ellipsis});
         if (axis) groups.back().axes.push_back(*axis);
       }
     }
 
-    check(!open, "a \"(\" without its \")\"");
+    check(!open, "has a \"(\" without its \")\"");
     return groups;
   }
-  /// Parses one axis; nullopt for 1.
+  /// Parses one axis. Returns nullopt for the axis 1.
   std::optional<size_t> token(const std::string& text, size_t& i, bool is_left,
                               std::vector<size_t>& seen) {
     if (text.compare(i, 3, "...") == 0) {
       i += 3;
       check(std::find(seen.begin(), seen.end(), ellipsis) == seen.end(),
-            "\"...\" twice on one side");
+            "has \"...\" twice on one side");
       seen.push_back(ellipsis);
       return ellipsis;
     }
@@ -153,13 +153,13 @@ class Parser {
 
     check(word.front() != '_' && word.back() != '_', "axis ", word, " begins or ends with \"_\"");
 
-    // Both sides share the axes of the same name; `seen` has only those of this side.
+    // Both sides share the axes of the same name; `seen` has only the axes of this side.
     auto it = std::find_if(recipe_.axes.begin(), recipe_.axes.end(),
                            [&](const Axis& a) { return a.name == word; });
     const auto axis = static_cast<size_t>(it - recipe_.axes.begin());
     if (it == recipe_.axes.end()) recipe_.axes.push_back({word});
     check(std::find(seen.begin(), seen.end(), axis) == seen.end(), "axis ", word,
-          " is twice on one side");
+          " appears twice on one side");
     seen.push_back(axis);
     return axis;
   }
@@ -257,7 +257,8 @@ void RecipeFitter::expand_ellipsis() {
   const auto bound = [&](const Side& side) {
     Side out;
     for (Group group : side) {
-      // Outside of parentheses each dim of "..." is a group; inside them all are axes of one group.
+      // Outside of parentheses, each dim of "..." is a group. Inside parentheses, all dims of "..."
+      // are axes of one group.
       if (group.spread) {
         for (const size_t axis : others) out.push_back({{axis}});
       } else {
@@ -275,7 +276,7 @@ void RecipeFitter::expand_ellipsis() {
   put(fitted_.reduced);
 }
 
-/// Matches group d with its dim of x. At most one of its axes may have an unknown size, which
+/// Matches group d with its dim of x. At most one axis of the group may have an unknown size, which
 /// follows from the dim and the other sizes.
 void RecipeFitter::match(size_t d) {
   const Group& group = fitted_.left[d];

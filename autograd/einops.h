@@ -1,5 +1,5 @@
-// Operations on named dims: Rogozhnikov's einops (ICLR 2022) and Einstein summation. They are
-// composed of ops, so they have gradients of any order. Each thread parses a pattern once and
+// Declares operations on named dims: Rogozhnikov's einops (ICLR 2022) and Einstein summation. They
+// are composed of ops, so they have gradients of any order. Each thread parses a pattern once and
 // caches it. The error for a wrong pattern names the pattern, the axis and the sizes.
 #pragma once
 
@@ -21,7 +21,7 @@ using AxisSizes = std::vector<std::pair<std::string, int64_t>>;
 // dim of size 1. Every size that does not follow from the shape of x must be given.
 /// Reorders, joins and splits dims. Both sides must have the same names.
 Variable rearrange(const Variable& x, const std::string& pattern, const AxisSizes& sizes = {});
-/// Does the same for several tensors of one shape, stacked along a new first dim.
+/// Rearranges several tensors of one shape, which are first stacked along a new first dim.
 Variable rearrange(const std::vector<Variable>& xs, const std::string& pattern,
                    const AxisSizes& sizes = {});
 /// Reduces over the names that appear on the left only, by "sum", "mean", "max", "min" or "prod". A
@@ -29,29 +29,29 @@ Variable rearrange(const std::vector<Variable>& xs, const std::string& pattern,
 /// Elements that tie for the max or min share its gradient.
 Variable reduce(const Variable& x, const std::string& pattern, const std::string& reduction,
                 const AxisSizes& sizes = {});
-/// Repeats x along the names that appear on the right only, whose sizes must be given. A number
-/// there is an axis too.
+/// Repeats x along the names that appear on the right only, whose sizes must be given. A number on
+/// the right is an axis of that size.
 Variable repeat(const Variable& x, const std::string& pattern, const AxisSizes& sizes = {});
 
 /// Multiplies the operands and sums over the indices that are not in the result, in the notation of
 /// torch.einsum. An index is one letter: "bij,bjk->bik". "..." stands for dims that broadcast. An
-/// index that appears twice in one operand takes the diagonal. Without "->" the result has the
-/// broadcast dims and then the indices that appear once, in alphabetical order. Sizes of 1
-/// broadcast. Three or more operands are multiplied two at a time in the cheapest order (see
-/// einsum_plan).
+/// index that appears twice in one operand takes the diagonal. If the equation has no "->", the
+/// result has the broadcast dims and then the indices that appear once, in alphabetical order.
+/// Sizes of 1 broadcast. Three or more operands are multiplied two at a time in the cheapest order
+/// (see einsum_plan).
 Variable einsum(const std::string& equation, const std::vector<Variable>& operands);
-/// Does the same in the notation of einops, where indices are names between spaces: "batch i j,
+/// Computes einsum() in the notation of einops, where indices are names between spaces: "batch i j,
 /// batch j k -> batch i k".
 Variable einsum(const std::vector<Variable>& operands, const std::string& pattern);
 
 /// The order in which einsum multiplies operands.
 struct EinsumPlan {
-  /// Pairs of positions in the list of remaining operands, the first below the second. Each pair is
+  /// Pairs of positions in the list of remaining operands, the smaller position first. Each pair is
   /// removed from the list and its product is appended.
   std::vector<std::pair<size_t, size_t>> steps;
   /// The number of multiplications: for each pair the product of the sizes of all its indices,
-  /// summed over all pairs. For up to 10 operands this is the minimum over all orders; with more,
-  /// the cheapest pair is always taken next.
+  /// summed over all pairs. For up to 10 operands this is the minimum over all orders. With more
+  /// operands, the cheapest pair is always taken next.
   double multiplications = 0;
 };
 /// Returns the plan for operands of these shapes. Throws the same errors as einsum().

@@ -1,4 +1,5 @@
-// Einstein summation. Operands are multiplied two at a time, each pair by one matrix product.
+// Implements Einstein summation. Operands are multiplied two at a time, each pair by one matrix
+// product.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -25,7 +26,7 @@ namespace {
 constexpr int open_ellipsis = std::numeric_limits<int>::min();
 
 struct Equation {
-  std::string text;                // begins error messages: einsum "ij,jk->ik"
+  std::string text;                // the beginning of error messages: einsum "ij,jk->ik"
   std::vector<std::string> names;  // names of the indices, by label
   std::vector<Labels> in;
   Labels out;
@@ -102,7 +103,7 @@ Equation parse(const std::string& text, bool named) {
   Equation e{.text = str("einsum \"", text, "\""), .names = {}, .in = {}, .out = {}};
   const size_t arrow = text.find("->");
   check(e.text, arrow == std::string::npos || text.find("->", arrow + 2) == std::string::npos,
-        "more than one \"->\"");
+        "has more than one \"->\"");
   check(e.text, !named || arrow != std::string::npos, "needs one \"->\"");
 
   const std::string left = text.substr(0, arrow);
@@ -166,7 +167,7 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
           " dims but ", e.in[i].size() - (with_ellipsis ? 1 : 0), " indices");
 
     if (with_ellipsis) spread = std::max(spread, more);
-    // Broadcast dims are aligned at the last one as in NumPy, so they are numbered from the right:
+    // Broadcast dims are aligned at the last dim, as in NumPy, so they are numbered from the right:
     // -more, ..., -1.
     Labels labels;
     for (const int l : e.in[i]) {
@@ -210,8 +211,8 @@ struct Labeled {
 Labeled operand(const Variable& x, const Labels& labels, const FittedEquation& b) {
   Labeled o{x, labels};
 
-  // Drop dims of size 1 whose index has a larger dim elsewhere. A matrix product needs equal sizes,
-  // and the larger dim supplies the index.
+  // Drop dims of size 1 whose index has a larger size elsewhere in the equation. A matrix product
+  // needs equal sizes, and the larger dim supplies the index.
   for (size_t d = 0; d < o.labels.size();) {
     const int64_t size = o.x.size(static_cast<int64_t>(d));
     if (size == 1 && b.sizes.at(o.labels[d]) != 1) {

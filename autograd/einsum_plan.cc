@@ -16,8 +16,8 @@ class Planner {
   EinsumPlan run() { return in_.size() <= 10 ? best() : greedy(); }
 
  private:
-  /// Returns the labels that a product of the operands in `set` has: those that are needed outside
-  /// of the set.
+  /// Returns the labels of the product of the operands in `set`: the labels of these operands that
+  /// are needed outside of the set.
   Labels labels_of(uint32_t set) const {
     Labels inside, outside = out_, kept;
     for (size_t i = 0; i < in_.size(); ++i) {
@@ -42,8 +42,8 @@ class Planner {
     const auto n = in_.size();
     const uint32_t all = (1u << n) - 1;
 
-    // Bit i of a set stands for operand i. The parts of a set are smaller numbers, so their costs
-    // are computed before that of the set.
+    // Bit i of a set stands for operand i. The parts of a set are smaller numbers, so the costs of
+    // the parts are computed before the cost of the set.
     std::vector<Labels> labels(all + 1);
     std::vector<double> least(all + 1, 0);
     std::vector<uint32_t> first(all + 1, 0);

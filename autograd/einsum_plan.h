@@ -1,4 +1,4 @@
-// The order in which the operands of an einsum are multiplied.
+// Plans the order in which the operands of an einsum are multiplied.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@ inline bool has(const Labels& labels, int l) {
   return std::find(labels.begin(), labels.end(), l) != labels.end();
 }
 
-/// Returns the indices that must not be summed yet: those of the result and of the other operands.
+/// Returns the indices that must not be summed yet: the indices of the result and of the other
+/// operands.
 template <class Lists>
 Labels unsummed_labels(const Labels& out, const Lists& others) {
   Labels wanted = out;

@@ -49,13 +49,13 @@ struct GraphSlot {
 template <class T>
 using Slot = std::conditional_t<std::is_same_v<T, at::Tensor>, GradSlot, GraphSlot>;
 
-/// The state of a node during a pass: the gradients of its outputs so far, and how many are still
-/// to come.
+/// The state of a node during a pass: the gradients of its outputs so far, and the number of
+/// gradients that it still awaits.
 template <class T>
 struct Pending {
   c10::SmallVector<Slot<T>, 1> slots;
   int awaited = 0;
-  bool runs = true;  ///< false: no requested gradient depends on it
+  bool runs = true;  ///< false: no requested gradient depends on this node
 
   Slot<T>& slot(uint32_t output) {
     if (slots.size() <= output) slots.resize(output + 1);
@@ -71,9 +71,9 @@ using Captured = std::map<std::pair<Node*, uint32_t>, T>;
 template <class T>
 class Pass final : public GradSlots {
  public:
-  /// With `captured`, the pass stores the gradients of its keys there, leaves the gradients of
-  /// parameters unchanged, and runs only the nodes between the root and the keys. Without it,
-  /// parameters accumulate their gradients.
+  /// If `captured` is not null, the pass stores the gradients of its keys in it, leaves the
+  /// gradients of parameters unchanged, and runs only the nodes between the root and the keys. If
+  /// `captured` is null, parameters accumulate their gradients.
   Pass(bool keep, Captured<T>* captured) : keep_(keep), captured_(captured) {}
 
   void run(const Edge& root, T dy) {
@@ -97,8 +97,8 @@ class Pass final : public GradSlots {
       GradSlot& slot = p.slot(edge.output);
       if (slot.owned()) return std::exchange(slot.grad, {});
       // A parameter's last contribution of this pass may be added directly to the gradient that
-      // earlier passes left. Not in bfloat16: the op would round the sum once, but a separate
-      // addition rounds twice.
+      // earlier passes left. A bfloat16 contribution may not be added directly, because the op
+      // would round the sum once, but a separate addition rounds twice.
       Leaf* leaf = to.as_leaf();
       if (leaf != nullptr && dtype == at::kFloat && !slot.grad.defined() && p.awaited == 1 &&
           leaf->after_accumulate.empty())
@@ -116,8 +116,8 @@ class Pass final : public GradSlots {
   bool frees_saved() const override { return !keep_; }
 
  private:
-  /// Counts the gradients that each reachable node will get and, with `captured`, finds the nodes
-  /// that have to run.
+  /// Counts the gradients that each reachable node will get. If `captured_` is set, also finds the
+  /// nodes that have to run.
   void count(Node& root) {
     std::vector<Node*> stack{&root}, reached{&root};
     pending_[&root];
@@ -174,7 +174,7 @@ class Pass final : public GradSlots {
       any = any || tensor_of(slot.grad).defined();
     }
 
-    // A parameter ends the path. A pass for grad() does not change its .grad.
+    // A parameter ends the path. A pass for grad() does not change the parameter's .grad.
     if (Leaf* leaf = node.as_leaf()) {
       if constexpr (std::is_same_v<T, at::Tensor>) {
         if (captured_ == nullptr) leaf->accumulate(std::move(p.slot(0)));
@@ -191,7 +191,8 @@ class Pass final : public GradSlots {
     for (auto& slot : p.slots) dy.push_back(std::move(slot.grad));
     p.slots.clear();
 
-    // If none of its outputs has a gradient, the op does not run and its inputs get none.
+    // If none of the node's outputs has a gradient, the op does not run and its inputs get no
+    // gradient.
     GradList<T> grads;
     if (any) {
       NeedsList needs;
@@ -340,12 +341,13 @@ bool Node::fits(std::span<const at::Tensor> tensors) const {
 
 namespace {
 
-/// An object that a node held: another node, a hook or a recomputation. It may hold nodes too.
+/// An object that a node held: another node, a hook or a recomputation. Such an object may itself
+/// hold nodes.
 using OwnedRef = std::shared_ptr<void>;
 
 /// Destroys the objects without recursion. The outermost call on a thread destroys them one by one;
-/// nested calls, which these destructors make, only append to its list. So the stack depth does not
-/// grow with the length of a chain.
+/// nested calls, which these destructors make, only append to the list of the outermost call. So
+/// the stack depth does not grow with the length of a chain.
 void destroy_later(std::vector<OwnedRef>& held) {
   static thread_local std::vector<OwnedRef>* drain = nullptr;
   if (drain != nullptr) {
@@ -426,7 +428,7 @@ std::vector<Variable> grad(const Variable& root, const std::vector<Variable>& xs
   };
   if (create_graph) {
     const ModeGuard guard;
-    mode().grad = true;  // also within NoGrad, as in PyTorch
+    mode().grad = true;  // even within NoGrad, as in PyTorch
     collect(dy.defined() ? cast(dy, root.dtype()) : Variable(seed));
   } else {
     const NoGrad no_grad;

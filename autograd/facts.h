@@ -1,4 +1,4 @@
-// Descriptions of tensors for debuggers and logs.
+// Describes tensors for debuggers and logs.
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@ std::string describe_tensor(const at::Tensor& t);
 /// undefined.
 std::string describe_tensor(const Variable& x);
 /// Returns whether two tensors have the same storage and the ranges from their first to their last
-/// element overlap. Tensors that interleave, such as two columns of a matrix, count too. Returns
-/// false if either is undefined, has no elements or has no storage.
+/// element overlap. Tensors that interleave, such as two columns of a matrix, also count as sharing
+/// memory. Returns false if either is undefined, has no elements or has no storage.
 bool may_share_memory(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace lathe

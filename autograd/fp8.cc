@@ -29,14 +29,16 @@ at::Tensor Fp8Scaling::largest(Role role, const at::Tensor& t) const {
   at::Tensor own = t.abs().amax().to(at::kFloat);
   if (!history.defined()) return own;
   const at::Tensor row = history.select(0, role);
-  // Record in a forward pass that records a graph and is not a recomputation. Gradients are always
-  // recorded: in their backward pass, mode().grad is false.
+  // Record the largest value of t in a forward pass that records a graph and is not a
+  // recomputation. Always record the largest value of a gradient, because mode().grad is false in
+  // the backward pass.
   if ((mode().grad && !mode().is_recomputing) || role == gradient) {
     const at::Tensor now = row.select(0, 0);
     now.copy_(now.maximum(at::where(own.isfinite(), own, 0.0)));
   }
   const at::Tensor before = row.slice(0, 1).amax();
-  // If t has a value that is not finite, return it, so that the overflow stays visible.
+  // If t has a value that is not finite, return the largest value of t, so that the overflow stays
+  // visible.
   return at::where(before.gt(0).logical_and(own.isfinite()), before, own);
 }
 

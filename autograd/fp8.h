@@ -1,7 +1,7 @@
-// fp8 linear layers. Inputs and weights are in e4m3, gradients in e5m2, each tensor has one scale,
-// and sums are in float32. GPUs with fp8 support (compute capability 8.9 and up) use cuBLASLt.
-// Other devices round in the same way and compute a float32 matmul. See Micikevicius et al. 2022,
-// "FP8 formats for deep learning".
+// Implements fp8 linear layers. Inputs and weights are in e4m3, and gradients in e5m2. Each tensor
+// has one scale. Matrix products accumulate in float32. GPUs with fp8 support (compute capability
+// 8.9 and up) use cuBLASLt. Other devices round in the same way and compute a float32 matmul. See
+// Micikevicius et al. 2022, "FP8 formats for deep learning".
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,15 +14,15 @@ struct Fp8Scaling {
   /// The role of a tensor in the layer, which is also its row in `history`.
   enum Role { input, weight, gradient };
   /// Undefined for current scaling. For delayed scaling, [3, 1 + steps] float32 with one row for
-  /// each role: the largest absolute value of the current step, followed by those of the previous
-  /// steps.
+  /// each role: the largest absolute value in the current step, followed by the largest absolute
+  /// values in the previous steps.
   at::Tensor history;
 
   /// Returns the absolute value that is mapped to the largest fp8 number, [] float32. With current
   /// scaling, it is the largest absolute value of t. With delayed scaling, it is the largest value
-  /// of the previous steps; if there is none yet, or if t is not finite, it is the largest absolute
-  /// value of t. Delayed scaling also records the value of t if it is finite, except in a forward
-  /// pass that records no graph or is a recomputation.
+  /// of the previous steps; if no value is recorded yet, or if t is not finite, it is the largest
+  /// absolute value of t. Delayed scaling also records the largest absolute value of t if it is
+  /// finite, except in a forward pass that records no graph or is a recomputation.
   at::Tensor largest(Role role, const at::Tensor& t) const;
   /// Ends a step of delayed scaling: moves the step's values into the history.
   void advance() const;

@@ -1,5 +1,5 @@
-// Derivatives of functions: products with Jacobians and Hessians. Only the values of the inputs are
-// used, not their graphs: f is called with new parameters of the same values.
+// Computes products of vectors with the Jacobians and Hessians of functions. Only the values of the
+// inputs are used, not their graphs: f is called with new parameters of the same values.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace lathe {
 
-/// A function composed of Lathe's ops. Each function below calls it once.
+/// A function composed of Lathe's ops. Each function in this header calls the given function once.
 using Function = std::function<Variable(const std::vector<Variable>&)>;
 
 /// Returns f(xs), and v^T J for each x, where J is the Jacobian of f with respect to that x. The
@@ -26,7 +26,8 @@ std::pair<Variable, Variable> jvp(const Function& f, const std::vector<Variable>
                                   const std::vector<Variable>& vs);
 /// Returns f(xs), which must have one element, and for each x its part of H v, where H is the
 /// Hessian with respect to all xs. See Pearlmutter 1994, "Fast exact multiplication by the
-/// Hessian", and torch.autograd.functional.vhp, which gives the same because H is symmetric.
+/// Hessian", and torch.autograd.functional.vhp, which returns the same values because H is
+/// symmetric.
 std::pair<Variable, std::vector<Variable>> hvp(const Function& f, const std::vector<Variable>& xs,
                                                const std::vector<Variable>& vs);
 

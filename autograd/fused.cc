@@ -37,7 +37,7 @@ std::optional<TracedFunction> traced(std::span<const Variable> inputs,
     const int result = trace.result(fn(trace.arguments()));
     found.emplace(std::move(trace), result);
   } catch (const ChainAbandoned&) {
-    // It runs op by op.
+    // The function must run op by op.
   } catch (const std::exception&) {
     // For example, fn read a value, which traced tensors do not have. The caller runs fn again, op
     // by op, so that a real error is thrown again.

@@ -1,8 +1,8 @@
-// Fusion: runs a function that consists of elementwise ops, which may also contain sums of rows, as
-// one op. The forward pass reads each input once and writes its result once. The backward pass
-// writes one gradient for each input that has the result's shape. An input that is broadcast gets a
-// gradient for each use. If the input has one value per row, so has this gradient. Otherwise, the
-// gradient has the result's shape, and the engine then sums it to the input's shape.
+// Implements fusion, which runs a function as one op. The function consists of elementwise ops and
+// may contain sums of rows. The forward pass reads each input once and writes the result once. The
+// backward pass writes one gradient for each input that has the result's shape. An input that is
+// broadcast gets a gradient for each use. This gradient has one value per row if the input has.
+// Otherwise, the gradient has the result's shape, and the engine then sums it to the input's shape.
 #pragma once
 
 #include <array>
@@ -27,18 +27,19 @@ Variable run_fused(std::span<const Variable> inputs, const FusedFunction& fn);
 /// Returns fn(inputs...). If fn consists of elementwise ops, one op "fused" computes it: + - * /
 /// with Variables and numbers, neg, exp, log, sqrt, rsqrt, reciprocal, pow, tanh, erf, sigmoid,
 /// relu, silu, gelu, cast, masked_fill, where and comparisons, softmax() and log_softmax() over the
-/// last dim, and sum() and mean() over it with `keepdim`. The result and the gradients have the
-/// same bits as if the ops ran one by one (NaNs may differ in their payload); second derivatives
-/// agree up to rounding. For backward, the op keeps the inputs that its gradients depend on, sums,
-/// and the results of functions such as exp(), and computes the other values again.
+/// last dim, and sum() and mean() over the last dim with `keepdim`. The result and the gradients
+/// have the same bits as if the ops ran one by one (NaNs may differ in their payload); second
+/// derivatives agree up to rounding. For backward, the op keeps the inputs that its gradients
+/// depend on, sums, and the results of functions such as exp(), and computes the other values
+/// again.
 ///
 /// Only float32 and bfloat16 on CPUs are fused, and only float32 is summed. Inputs and captured
-/// tensors must be contiguous and have the shape of the largest one, or be a row, a column or a
+/// tensors must be contiguous and have the shape of the largest tensor, or be a row, a column or a
 /// number that is broadcast to it. Anything else runs op by op, as without fused(). So does a
 /// function with gelu() or sums of rows if the tensors have a size that ATen divides among its
 /// threads differently than a fused op does, because fusing would then change the bits. fused()
-/// calls fn first with tensors that have no values, and again if fn can't be fused, or if it is
-/// observed or recomputed. So fn must have no side effects.
+/// calls fn first with tensors that have no values, and again if fn can't be fused, or if its ops
+/// are observed or recomputed. So fn must have no side effects.
 template <class F, std::same_as<Variable>... In>
 Variable fused(const F& fn, const In&... inputs) {
   static_assert(std::is_same_v<std::invoke_result_t<const F&, const In&...>, Variable>,

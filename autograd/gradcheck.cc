@@ -53,8 +53,8 @@ void gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
               "gradcheck: the function returned ", once, " and then ", again,
               " for the same inputs; make its random numbers the same in each call");
 
-  // The rounding error of a sum is about 1e-16 of its terms, and a difference divides it by the
-  // step. Allow 100 times that for sums inside fn.
+  // The rounding error of a sum is about 1e-16 times its terms. Central differences divide this
+  // error by the step. Allow 100 times as much, for sums inside fn.
   const double lost = 1e-14 / options.step * (y.data() * dy).abs().sum().item<double>();
   const auto grads = grad(y, asked, Variable(dy));
 

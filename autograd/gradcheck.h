@@ -10,10 +10,10 @@ namespace lathe {
 
 /// Options of gradcheck().
 struct GradcheckOptions {
-  double step = 1e-6;  ///< step size, multiplied by max(1, |x|) for an element x
-  double tolerance =
-      1e-5;  ///< for the truncation error of differences, relative to an input's largest
-             ///< derivative; an allowance for rounding, proportional to 1 / step, is added
+  double step = 1e-6;       ///< step size, multiplied by max(1, |x|) for an element x
+  double tolerance = 1e-5;  ///< tolerance of the truncation error of differences, relative to an
+                            ///< input's largest derivative; gradcheck() adds a tolerance of
+                            ///< rounding errors, proportional to 1 / step
 };
 
 /// Compares the gradients of fn's result with central differences, for every element of every

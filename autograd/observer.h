@@ -1,5 +1,4 @@
-// Observation of ops and of backward passes, for anomaly detection, profiles, layer statistics and
-// replays.
+// Observes ops and backward passes, for anomaly detection, profiles, layer statistics and replays.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,8 +24,8 @@ struct OpResult {
 /// The gradients that a node's backward computed.
 struct BackwardResult {
   const Node& node;
-  const GradList<at::Tensor>& dy;     ///< gradients of its outputs
-  const GradList<at::Tensor>& grads;  ///< gradients of its inputs
+  const GradList<at::Tensor>& dy;     ///< gradients of the node's outputs
+  const GradList<at::Tensor>& grads;  ///< gradients of the node's inputs
 };
 
 /// Functions that are called as ops and backward passes run. Each may be empty.
@@ -48,9 +47,9 @@ struct OpObserver {
   std::function<void(const BackwardResult&)> on_backward{};
 };
 
-/// While alive, calls an observer for the ops and backward passes of this thread. Several may be
-/// alive at the same time: all are called, the innermost first. Without any, an op only compares
-/// one pointer with null.
+/// Calls an observer for the ops and backward passes of this thread until destroyed. If several
+/// ObserveOps exist, their observers are all called, the innermost first. If none exists, an op
+/// only compares one pointer with null.
 class ObserveOps : public ModeGuard {
  public:
   explicit ObserveOps(OpObserver observer)
@@ -58,7 +57,7 @@ class ObserveOps : public ModeGuard {
     mode().observers = this;
   }
 
-  /// Calls one function of each observer that is alive, as in
+  /// Calls one function of each of the thread's current observers. For example:
   /// `ObserveOps::notify(&OpObserver::on_attribute, tensor)`.
   template <class Function, class... Args>
   static void notify(Function OpObserver::* event, const Args&... args) {
@@ -67,7 +66,7 @@ class ObserveOps : public ModeGuard {
     }
   }
 
-  /// Returns whether an observer that is alive has this function.
+  /// Returns whether one of the thread's current observers has this function.
   template <class Function>
   static bool any(Function OpObserver::* event) {
     for (const ObserveOps* o = mode().observers; o != nullptr; o = o->outer_) {

@@ -15,7 +15,7 @@ namespace {
 
 struct CachedCast {
   Variable cast;
-  std::shared_ptr<Node> parameter;  // kept alive, so that no other node can get its address
+  std::shared_ptr<Node> parameter;  // kept alive, so that no other node gets the same address
   int64_t version = 0;
 };
 using CastKey = std::tuple<const Node*, at::ScalarType, bool>;
@@ -105,7 +105,7 @@ Node*& running_node() {
 const at::Tensor& Saved::data() const {
   LATHE_CHECK(!tensor_.defined() || tensor_._version() == version_,
               running_node() ? running_node()->name() : "op", ": a tensor saved for backward (",
-              describe(tensor_), ") was changed in place since");
+              describe(tensor_), ") was changed in place after it was saved");
   if (mode().observers != nullptr && !is_stand_in(tensor_)) [[unlikely]]
     ObserveOps::notify(&OpObserver::on_saved, tensor_);
   return tensor_;
@@ -160,8 +160,8 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   Leaf* leaf = v.as_leaf();
   if (leaf == nullptr) return cast(v, wanted);
 
-  // Do not record the cast of a weight for recomputation: the cache may have it in one run and not
-  // in the other. Do not defer it: the category of its memory is set here.
+  // Do not record the cast of a weight for recomputation: the cache may have the cast in one run
+  // and not in the other. Do not defer the cast: the category of its memory is set here.
   const auto cast_weight = [&] {
     const ModeGuard guard;
     mode().recording = mode().replaying = nullptr;
@@ -179,8 +179,8 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   const MemoryScope memory(Memory::casts);
   if (!mode().cache_casts) return cast_weight();
 
-  // A cached cast must belong to this version of the parameter and have been made with a graph if
-  // one is recorded now; otherwise cast again.
+  // A cached cast must belong to this version of the parameter. It must also have a graph if a
+  // graph is recorded now. Otherwise, cast again.
   CachedCast& cached = cast_cache[{leaf, wanted, mode().grad && v.requires_grad()}];
   if (!cached.cast.defined() || cached.version != v.data()._version())
     cached = {.cast = cast_weight(), .parameter = v.node(), .version = v.data()._version()};
@@ -189,7 +189,7 @@ Variable detail::autocast(Amp policy, const Variable& v) {
 
 void detail::rethrow(const char* name, std::span<const at::Tensor* const> inputs) {
   std::string call = name;
-  size_t given = inputs.size();  // up to the last defined one
+  size_t given = inputs.size();  // number of inputs up to the last defined one
   while (given > 0 && !inputs[given - 1]->defined()) --given;
   if (given > 0) {
     call += "(";
@@ -219,7 +219,8 @@ void detail::rethrow_backward(const char* name) {
 
 void detail::saved_is_freed(const char* name) {
   fail(Exit::internal, name,
-       ": its saved tensors were freed; a second backward pass needs retain=true in the first one");
+       ": its saved tensors were freed; a second backward pass needs retain=true in the first "
+       "pass");
 }
 
 void detail::check_defined(const OpInfo& info, std::span<const Variable* const> inputs) {

@@ -1,14 +1,15 @@
-// How an op is written. An op is one struct with its properties (OpInfo), attributes, saved
-// tensors, forward, and backward right below. The struct is also stored in the node, and apply()
-// runs it. A new op needs three things: the struct and its function in ops/<family>.cc, a
+// Defines how an op is written. An op is one struct with its properties (OpInfo), attributes, saved
+// tensors, forward, and, right below forward, backward. The struct is also stored in the node, and
+// apply() runs it. A new op needs three things: the struct and its function in ops/<family>.cc, a
 // declaration in ops.h or a header of ops/, and a row in a table tests/autograd/ops/op_table_*.cc.
 // Backward formulas call the ops of ops.h by their plain names, which exist for tensors too: see
 // ops/formula.h.
 //
 // Some ops can compute their result cheaply from tensors that they save besides their inputs. Such
-// an op may define `at::Tensor result() const`, which does so, and `bool has_result() const`, which
-// returns whether result() gives the same bits as forward. Selective recomputation then keeps only
-// those tensors (recompute.h). Ops must be copyable.
+// an op may define `at::Tensor result() const`, which computes its result from them, and `bool
+// has_result() const`, which returns whether result() gives the same bits as forward. Selective
+// recomputation then keeps only these tensors and not the result (recompute.h). Ops must be
+// copyable.
 //
 // An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns a
 // vector of tensors; its backward takes a list of gradients, which are undefined if none arrived.
@@ -69,7 +70,7 @@ struct OpInfo {
   PerElement each = {};   ///< the cost of an op that does not define flops()
   uint32_t optional = 0;  ///< inputs that may be undefined: inputs_at({...})
   /// True if memory.saved must leave the tensors that the op saves unrounded: backward divides by
-  /// them, compares them or takes exponentials of them, or they already are gradients.
+  /// them, compares them or takes exponentials of them, or the tensors are gradients.
   bool exact = false;
   /// Whether each element of the result depends on only one element of each input (in swiglu, on
   /// one element of each half of the input). An op with a member chain() (see ChainForm) need not
@@ -91,25 +92,25 @@ constexpr Amp policy_of(size_t i) {
 
 /// The form of an op in a chain. fused() and deferred() can record an elementwise op if it has a
 /// member `chain()` that returns its form, and an op on rows if it has a member `row_chain(x)` that
-/// does so for its input x.
+/// returns the form for its input x.
 struct ChainForm {
   ChainOp op = ChainOp::copy;
   double number = 0;                      ///< the op's scalar operand, if it has one
-  at::Tensor mask{};                      ///< the mask, if it has one
-  std::optional<at::ScalarType> dtype{};  ///< of the result; nullopt: as ATen promotes
+  at::Tensor mask{};                      ///< the op's mask; undefined if it has none
+  std::optional<at::ScalarType> dtype{};  ///< dtype of the result; nullopt: as ATen promotes
 };
 
 /// Gradients of an op's N inputs.
 template <size_t N, class T = at::Tensor>
 using Grads = std::array<T, N>;
 
-/// Which of an op's N inputs need a gradient.
+/// For each of an op's N inputs, whether it needs a gradient.
 template <size_t N>
 using Needs = std::array<bool, N>;
 
 /// A tensor that an op keeps for backward: saved by forward, or an attribute such as an index or a
 /// mask. Reading it throws if the tensor was changed in place after it was saved. For second
-/// derivatives it records the role of the tensor: input i, output i, or (the default) an
+/// derivatives, a Saved also records the role of the tensor: input i, output i, or (the default) an
 /// intermediate, through which no gradient flows.
 class Saved {
  public:
@@ -135,7 +136,8 @@ class Saved {
 
   /// Saves `t` for backward and returns it.
   const at::Tensor& operator=(const at::Tensor& t);
-  /// Returns the tensor; for T = Variable, connected to its position in the graph.
+  /// Returns the tensor. If T is Variable, the result is connected to the tensor's position in the
+  /// graph.
   template <class T = at::Tensor>
   T as() const;
   /// Returns the tensor, with the checks of as().
@@ -164,12 +166,12 @@ class Saved {
   std::shared_ptr<const PackedTensor> packed_;
   int64_t version_ = 0;
   Place place_ = Place::inside;
-  bool given_ = false;  // its tensor is an input that reattach_input() restores
+  bool given_ = false;  // whether the tensor is an input that reattach_input() restores
   int index_ = 0;
 };
 
-/// While alive, calls a function with each Saved that is copied on this thread. C++ cannot list the
-/// members of an op, but a copy of the op copies them all, also those in arrays and vectors.
+/// Calls a function with each Saved that is copied on this thread, until destroyed. C++ cannot list
+/// the members of an op, but a copy of the op copies every Saved in it, even in arrays and vectors.
 class VisitSaved {
  public:
   explicit VisitSaved(const SavedVisit& visit);
@@ -188,7 +190,8 @@ T constant(const at::Tensor& t) {
 }
 
 /// Throws an error that names the function `name` unless all of its inputs hold a tensor. Functions
-/// call it if they read the shape or dtype of an input before an op checks that input.
+/// call require_defined() if they read the shape or dtype of an input before an op checks that
+/// input.
 void require_defined(const char* name, std::initializer_list<const Variable*> inputs);
 
 /// Drops this thread's cached casts of weights; see Mode::cache_casts.
@@ -196,13 +199,13 @@ void clear_cast_cache();
 /// Drops the cached casts of one weight.
 void drop_cached_casts(const Leaf& weight);
 
-/// Returns the names of the ops in this process, for the test that each one has a row in the op
+/// Returns the names of the ops in this process, for the test that each op has a row in the op
 /// table.
 std::set<std::string>& op_registry();
 /// Returns the names of the elementwise ops in this process.
 std::set<std::string>& elementwise_ops();
 
-/// Returns the node whose backward runs on this thread, or null.
+/// Returns the node whose backward runs on this thread, or null if none runs.
 Node*& running_node();
 
 /// Returns the FLOPs of an op that does `forward` and `backward` operations for each element of
@@ -214,5 +217,5 @@ inline OpFlops flops_each(const at::Tensor& t, double forward, double backward) 
 
 }  // namespace lathe
 
-// apply() itself, which is a template.
+// Defines apply(), which is a template.
 #include "autograd/op_apply.h"

@@ -1,4 +1,4 @@
-// The machinery behind apply(): what it requires of an op, the node that it records, and the checks
+// Implements apply(): the requirements on an op, the node that apply() records, and the checks
 // around forward and backward. Read op.h first; you do not need this file to write an op.
 #pragma once
 
@@ -33,13 +33,13 @@ struct Registered {
   }();
 };
 
-/// Returns v as the op receives it under the thread's autocast: itself, its working copy, or a
-/// cast.
+/// Returns v as the op receives it under the thread's autocast: v itself, its working copy, or a
+/// cast of v.
 Variable autocast(Amp policy, const Variable& v);
-/// During a recomputation, returns the next op if it was kept when it ran first.
+/// During a recomputation, returns the state of the next op if it was kept when it ran first.
 KeptOp kept_op(const char* name);
 /// During a recomputation, returns whether this op, which has no input that needs a gradient now,
-/// was recorded when it ran first: its parameters may have been frozen since.
+/// was recorded when it ran first. This happens if its parameters have been frozen since then.
 bool was_recorded(const char* name, std::span<const Variable> inputs);
 /// During a recomputation, also marks in `needs` the inputs that needed a gradient when the op ran
 /// first.
@@ -54,7 +54,8 @@ void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> in
                  std::span<const at::Tensor> outputs, const Flops& forward);
 /// Packs the tensors that the op of the node keeps, with the thread's SavedPacker.
 void pack_saved(Node& node, const OpInfo& info);
-/// Throws the error that the recomputation ran another op than the one that created the node.
+/// Throws an error which states that the recomputation ran another op than the op that created
+/// `node`.
 [[noreturn]] void replay_mismatch(const char* name, const Node& node);
 /// Restores the op of a node by recomputation.
 void recompute_node(Node& node);
@@ -65,9 +66,10 @@ void recompute_node(Node& node);
 /// Rethrows the current exception. An exception of ATen or an internal error gets the message
 /// `name(float32[2,3], ...): message`; other exceptions are unchanged.
 [[noreturn]] void rethrow(const char* name, std::span<const at::Tensor* const> inputs);
-/// Does the same in backward, for exceptions of ATen only.
+/// Rethrows the current exception of a backward. Only an exception of ATen gets a message with the
+/// name of the op.
 [[noreturn]] void rethrow_backward(const char* name);
-/// Throws the error that the op's saved tensors were freed.
+/// Throws an error which states that the op's saved tensors were freed.
 [[noreturn]] void saved_is_freed(const char* name);
 /// Throws unless every input that the op needs is defined.
 void check_defined(const OpInfo& info, std::span<const Variable* const> inputs);
@@ -82,9 +84,9 @@ void abandon_chain_if_used(std::span<const Variable> inputs);
 
 /// Records an op of a function that fused() runs, or an op that deferred() runs later, and returns
 /// its result. `form` is the op's form in a chain, if it has one. Returns an undefined Variable if
-/// the op must run now; the deferred ops have run by then. Throws ChainAbandoned if the chain of
-/// fused() can't contain the op and has one of its inputs. Must be called only while mode().chain
-/// or mode().deferred is set.
+/// the op must run now; the deferred ops have then run. Throws ChainAbandoned if the chain of
+/// fused() contains an input of the op but can't contain the op. Must be called only while
+/// mode().chain or mode().deferred is set.
 Variable record_or_run(const std::optional<ChainForm>& form, const OpInfo& info,
                        std::span<const Variable> inputs);
 
@@ -93,7 +95,7 @@ template <class Op>
 concept Chainable = requires(const Op& op) { op.chain(); } ||
                     requires(const Op& op, const Variable& x) { op.row_chain(x); };
 
-/// Returns the op's form in a chain, if it has one. x is its first input.
+/// Returns the op's form in a chain, or nullopt if it has none. x is the op's first input.
 template <class Op>
 std::optional<ChainForm> chain_form(const Op& op, [[maybe_unused]] const Variable& x) {
   if constexpr (requires { op.chain(); })
@@ -102,8 +104,8 @@ std::optional<ChainForm> chain_form(const Op& op, [[maybe_unused]] const Variabl
     return op.row_chain(x);
 }
 
-/// While alive, running_node() returns the node that stands for `node` in the graph
-/// (Node::in_graph).
+/// Makes running_node() return the node that stands for `node` in the graph (Node::in_graph), until
+/// this object is destroyed.
 class Running {
  public:
   explicit Running(Node* node) : outer_(std::exchange(running_node(), node->in_graph)) {}
@@ -174,8 +176,8 @@ auto forward_result(Op& op, const at::Tensor& x, std::index_sequence<I...>) {
   return op.forward(((void)I, x)...);
 }
 
-/// The node of an op with N inputs. It holds the op with its attributes and saved tensors. `saves`:
-/// the op has saved a tensor.
+/// The node of an op with N inputs. It holds the op with its attributes and saved tensors. `saves`
+/// is true if the op has saved a tensor.
 template <class Op, size_t N, bool many_outputs>
 struct OpNode final : Node {
   template <class T>
@@ -305,8 +307,8 @@ OpFlops flops_of(const Op& op, const at::Tensor& y, const In&... in) {
   }
 }
 
-/// Implements apply() for any number of inputs. `forward` calls the op's forward with them, and
-/// `count_flops` its flops().
+/// Implements apply() for any number of inputs. `forward` calls the op's forward with these inputs,
+/// and `count_flops` calls its flops().
 template <size_t N, class Op, class Forward, class CountFlops>
 auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tensor* const> data,
               Forward&& forward, CountFlops&& count_flops) {
@@ -406,8 +408,8 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
 
 /// Runs an op on its inputs: casts under autocast, turns ATen's errors into messages that name the
 /// op, counts FLOPs, and records a node if a gradient may be requested. Returns a Variable, or a
-/// vector of them if forward returns a vector of tensors. In the second case, backward takes a
-/// GradList, whose members are undefined where no gradient arrived.
+/// vector of them if forward returns a vector of tensors. If forward returns a vector, backward
+/// takes a GradList, whose members are undefined where no gradient arrived.
 template <class Op, std::same_as<Variable>... V>
 auto apply(Op op, const V&... given) {
   constexpr size_t N = sizeof...(V);

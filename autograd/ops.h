@@ -1,6 +1,6 @@
-// Declares the ops of ops/, here and, by family, in the headers of ops/ that this header includes.
-// Shapes broadcast as in ATen unless stated otherwise; dims may be negative. The structs of the
-// ops, with their formulas, are in the .cc files of ops/.
+// Declares the ops of the folder ops/. Some families of ops have headers in ops/, which this header
+// includes. Shapes broadcast as in ATen unless stated otherwise; dims may be negative. The structs
+// of the ops, with their formulas, are in the .cc files of ops/.
 #pragma once
 
 #include <array>
@@ -86,8 +86,8 @@ std::vector<Variable> split(const Variable& x, at::IntArrayRef lengths, int64_t 
 /// Returns the slices of x along a dim, without that dim.
 std::vector<Variable> unbind(const Variable& x, int64_t dim = 0);
 /// Returns y[i][j] = x[index[i][j]][j] for dim 0. `index` is int64 and has as many dims as x. Each
-/// of its sizes is at most that of x, except along `dim`, where it may be any size. The result has
-/// the shape of `index`.
+/// size of `index` is at most the same size of x, except along `dim`, where `index` may have any
+/// size. The result has the shape of `index`.
 Variable gather(const Variable& x, int64_t dim, const at::Tensor& index);
 /// Returns zeros of `size` along dim, with x added at the positions in `index`. This is the adjoint
 /// of gather.
@@ -142,11 +142,11 @@ Variable rms_norm(const Variable& x, const Variable& weight, double eps = 1e-5,
 Variable swiglu(const Variable& x);
 /// Looks up rows of weight [V, C]: ids int64 of any shape -> [..., C].
 Variable embedding(const at::Tensor& ids, const Variable& weight);
-/// In training (core/mode.h), zeroes each element with probability p and scales the others by
-/// 1/(1-p); otherwise the identity. Dim 0 is the batch. Whether an element is dropped depends on
-/// its position in the global batch, the seed, the step, `stream`, and how often the TrainingStep
-/// has drawn from that stream before. It does not depend on how the batch was split. Srivastava et
-/// al. 2014.
+/// In training (core/mode.h), zeroes each element with probability p and scales the other elements
+/// by 1/(1-p). Outside of training, returns x. Dim 0 is the batch. Whether an element is dropped
+/// depends on its position in the global batch, the seed, the step, `stream`, and how often the
+/// TrainingStep has drawn from that stream before. It does not depend on how the batch was split.
+/// Srivastava et al. 2014.
 Variable dropout(const Variable& x, double p, uint64_t stream = 0);
 /// Computes causal scaled dot-product attention (Vaswani et al. 2017) on packed projections [B, T,
 /// 3C] (q, k, v in order) with `heads` heads -> [B, T, C]. It uses flash kernels with memory linear
@@ -181,14 +181,14 @@ Variable conv2d_input_grad(const Variable& dy, const Variable& weight, at::IntAr
 Variable conv2d_weight_grad(const Variable& dy, const Variable& x, at::IntArrayRef sizes,
                             const Conv2dOptions& options = {});
 /// Returns the maximum of each window. By default, the stride is the kernel's size. Padding must be
-/// at most half a window and is never the maximum. With ceil_mode, the last window may extend
-/// beyond the padding, as long as it begins in x or the padding before it. Throws if a window lies
-/// completely in the padding.
+/// at most half a window and a padded position is never the maximum. With ceil_mode, the last
+/// window may extend beyond the padding, as long as it begins in x or the padding before it. Throws
+/// if a window lies completely in the padding.
 Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt,
                     Pair padding = 0, Pair dilation = 1, bool ceil_mode = false);
-/// Returns the mean of each window. With count_include_pad, the zeros of the padding count; without
-/// it, only positions of x do. With ceil_mode, the last window may extend beyond the padding;
-/// positions there never count.
+/// Returns the mean of each window. If count_include_pad is set, the zeros of the padding count;
+/// otherwise, only positions of x count. With ceil_mode, the last window may extend beyond the
+/// padding; positions beyond the padding never count.
 Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt,
                     Pair padding = 0, bool ceil_mode = false, bool count_include_pad = true);
 /// Computes the gradient of avg_pool2d with respect to x, whose shape is `sizes`.
@@ -221,12 +221,13 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
 // float32 or wider; the caller computes their matrix products.
 /// Computes an LSTM step (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al.
 /// 2000) from gates [B, 4 H] = x W_ih^T + h W_hh^T + b, in the order input, forget, cell, output,
-/// and state c [B, H]. Returns the next h in the dtype of the gates, and the next c in that of c.
+/// and state c [B, H]. Returns the next h in the dtype of the gates, and the next c in the dtype of
+/// c.
 std::pair<Variable, Variable> lstm_cell(const Variable& gates, const Variable& c);
 /// Computes all steps of an LSTM layer from x [T, B, C], W_ih [4 H, C], the bias [4 H], which may
 /// be undefined, W_hh [4 H, H] and the states h and c [B, H] before the first step. With `reverse`,
 /// the steps run from the last to the first. Returns h after each step [T, B, H] and the last c. On
-/// CPUs, where there are kernels for it, 16 or more sequences are computed by one op, which
+/// CPUs, one op computes all steps if B is 16 or more and there are kernels for it. This op
 /// computes each weight's gradient by one matrix product over all steps.
 std::pair<Variable, Variable> lstm_layer(const Variable& x, const Variable& weight_ih,
                                          const Variable& bias, const Variable& weight_hh,
@@ -238,9 +239,9 @@ Variable gru_cell(const Variable& x_gates, const Variable& h_gates, const Variab
 
 // Losses (ops/loss.cc). They compute in float32 or wider.
 /// Returns -log softmax(logits)[target], summed over the targets that are not `ignore_index` and
-/// divided by `divisor` or, if that is 0, by the number of these targets. If all targets are
-/// ignored, the loss is 0, where torch returns NaN. The values of ignored rows have no effect, even
-/// if they are NaN or infinite. logits [N, V], targets int64 [N] -> [].
+/// divided by `divisor` or, if `divisor` is 0, by the number of these targets. If all targets are
+/// ignored, the loss is 0, whereas torch returns NaN. The values of ignored rows have no effect,
+/// even if they are NaN or infinite. logits [N, V], targets int64 [N] -> [].
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor = 0,
                        int64_t ignore_index = -100);
 /// Returns cross_entropy(linear(x, weight), targets, divisor, ignore_index). Where there are

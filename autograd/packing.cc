@@ -14,7 +14,7 @@ namespace lathe {
 namespace {
 
 constexpr int64_t least_row = 64;
-constexpr size_t least_known = 1024;  // tensors that PackSaved remembers before it forgets any
+constexpr size_t least_known = 1024;  // PackSaved remembers this many tensors before it removes any
 
 /// Returns whether `packing` makes a tensor of this dtype smaller.
 bool is_packed(at::ScalarType dtype, Packing packing) {
@@ -22,8 +22,8 @@ bool is_packed(at::ScalarType dtype, Packing packing) {
   return packing == Packing::fp8 && (dtype == at::kBFloat16 || dtype == at::kHalf);
 }
 
-/// Returns whether elements of t share memory, as those of an expanded tensor do: a copy would be
-/// larger.
+/// Returns whether elements of t share memory, as the elements of an expanded tensor do. A copy of
+/// such a tensor would be larger.
 bool is_expanded(const at::Tensor& t) {
   for (int64_t d = 0; d < t.dim(); ++d) {
     if (t.size(d) > 1 && t.stride(d) == 0) return true;

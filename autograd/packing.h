@@ -1,7 +1,6 @@
-// Packing of the tensors that ops save for backward (memory.saved): activations are rounded to
-// bfloat16 or fp8 after forward has used them, and widened again when backward reads them. Jain et
-// al. 2018, "Gist: efficient data encoding for deep neural network training"; Chen et al. 2021,
-// "ActNN".
+// Packs the tensors that ops save for backward (memory.saved). Activations are rounded to bfloat16
+// or fp8 after forward has used them, and widened again when backward reads them. Jain et al. 2018,
+// "Gist: efficient data encoding for deep neural network training"; Chen et al. 2021, "ActNN".
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,30 +31,34 @@ struct RoundedTensor final : PackedTensor {
   at::ScalarType dtype;  ///< dtype of the activation
 };
 
-/// While alive, the ops of this thread keep their activations packed: float32 tensors in bfloat16;
-/// or float32, bfloat16 and float16 tensors in fp8, with a scale for each row, which spans the
-/// fewest last dims that have at least 64 elements. In fp8, a row that is not finite becomes NaN.
-/// An activation that several ops keep is packed once.
+/// Makes the ops of this thread keep their activations packed, until destroyed. Packing::bf16 packs
+/// float32 tensors in bfloat16. Packing::fp8 packs float32, bfloat16 and float16 tensors in fp8,
+/// with a scale for each row. A row spans the fewest last dims that together have at least 64
+/// elements. In fp8, a row with a value that is not finite becomes NaN. An activation that several
+/// ops keep is packed once.
 ///
-/// The thread's CPU allocations while the guard is alive are counted as activations, except in a
-/// MemoryScope of another category. Other CPU tensors are not packed: neither those that were made
-/// before, such as the model and the data, nor those of other scopes. GPU memory has no category.
-/// On a GPU, inputs of ops that need no gradient or are casts of parameters are not packed. On all
-/// devices, the following are not packed: parameters, integers, statistics such as those of a norm,
-/// tensors with fewer than `least` elements, the tensors that ops with OpInfo::exact and the losses
-/// of autograd/ops/losses.h save, and all tensors that a Recomputation records or restores.
+/// While this object exists, the thread's CPU allocations are counted as activations, except in a
+/// MemoryScope of another category. Other CPU tensors are not packed: neither tensors that were
+/// made before, such as the model and the data, nor tensors of other scopes. GPU memory has no
+/// category. On a GPU, an input of an op is not packed if it needs no gradient or is a cast of a
+/// parameter. On all devices, the following are not packed: parameters, integers, statistics such
+/// as those of a norm, tensors with fewer than `least` elements, the tensors that ops with
+/// OpInfo::exact and the losses of autograd/ops/losses.h save, and all tensors that a Recomputation
+/// records or restores.
 class PackSaved final : public ModeGuard, public SavedPacker {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.
   explicit PackSaved(Packing packing, int64_t least = 256);
   std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) override;
   bool is_exact() const override { return false; }
-  /// Returns the number of packed tensors that it remembers, including expired ones that are not
-  /// removed yet. It is at most 1,024 or twice the number that was alive at the last removal.
+  /// Returns the number of packed tensors that this object remembers, including expired entries
+  /// that are not removed yet. The number is at most 1,024 or, if that is more, twice the number of
+  /// entries that the last removal left.
   size_t remembered() const { return known_.size(); }
 
  private:
-  /// A tensor that was packed. The weak reference keeps its address from being reused.
+  /// A tensor that was packed. The weak reference keeps the address of the tensor from being
+  /// reused.
   struct Known {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     int64_t version;

@@ -1,4 +1,4 @@
-// Properties of a parameter for initialization, optimizers and precision.
+// Defines the properties of a parameter for initialization, optimizers and precision.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,31 @@
 
 namespace lathe {
 
-/// The role of a parameter in its model. The constants below are those of Lathe's layers. Your own
-/// layers can define others: `constexpr Role gate{.name = "gate", .start = Role::Start::one}`.
+/// The role of a parameter in its model. The constants below are the roles in Lathe's layers. Your
+/// own layers can define other roles: `constexpr Role gate{.name = "gate", .start =
+/// Role::Start::one}`.
 struct Role {
   /// The initial values (nn/init.h).
   enum class Start : uint8_t {
-    scheme,  ///< by `model.init`; needs 2 dimensions or more
+    scheme,  ///< by the scheme of `model.init`; needs 2 dimensions or more
     normal,  ///< normal, with standard deviation 0.02
     fan_in,  ///< normal, with standard deviation 1 / sqrt(fan_in)
     one,
     zero,
   };
 
-  std::string_view name;    ///< must outlive the role: a literal
-  bool multiplied = false;  ///< inputs are multiplied by this matrix: low precision applies to it
-  bool linear = false;      ///< the weight of a linear layer: fp8 and quantized loading apply to it
-  bool residual = false;    ///< its layer writes into a residual stream: Init::gpt2 scales it down
-  bool adapter = false;     ///< part of a low-rank adapter
-  bool hidden = false;      ///< a matrix or filters from features to features: Muon applies to it
+  std::string_view name;    ///< name of the role; must outlive the role, as a literal does
+  bool multiplied = false;  ///< whether inputs are multiplied by this matrix, so that low precision
+                            ///< applies to it
+  bool linear = false;      ///< whether it is the weight of a linear layer, to which fp8 and
+                            ///< quantized loading apply
+  bool residual = false;    ///< whether its layer writes into a residual stream, so that Init::gpt2
+                            ///< scales it down
+  bool adapter = false;     ///< whether it is part of a low-rank adapter
+  bool hidden = false;      ///< whether it maps features to features, as a matrix or filters, so
+                            ///< that Muon applies to it
   std::optional<bool>
-      decayed{};  ///< whether weight decay acts on it; nullopt: if it has 2 dimensions or more
+      decayed{};  ///< whether weight decay acts on it; nullopt: only if it has 2 dimensions or more
   Start start = Start::zero;
   /// If set, this function draws the initial values, and `start` is ignored. `values` is the
   /// parameter, and `key` is the parameter's stream of random numbers.
@@ -39,17 +44,17 @@ struct Role {
   friend bool operator==(const Role&, const Role&) = default;
 
   static const Role weight;           ///< [out, in] of a linear layer
-  static const Role residual_weight;  ///< the same, of a layer that writes into the residual stream
+  static const Role residual_weight;  ///< [out, in] of a layer that writes into the residual stream
   static const Role head;       ///< [out, in] of the linear layer that computes the model's outputs
   static const Role filter;     ///< [out, in, ...] of a convolution
   static const Role embedding;  ///< [rows, C]
-  static const Role tied_embedding;  ///< [rows, C], used as the weight of the output head too
+  static const Role tied_embedding;  ///< [rows, C], also used as the weight of the output head
   static const Role scale;           ///< starts at one
   static const Role bias;            ///< starts at zero
   static const Role lora_a;          ///< [rank, in] of a low-rank adapter
   static const Role lora_b;  ///< [out, rank] of a low-rank adapter; starts at zero, so that the
                              ///< adapter has no effect at first
-  static const Role lora_m;  ///< [out] magnitudes of an adapter that has them
+  static const Role lora_m;  ///< [out] magnitudes of a DoRA adapter
 };
 
 inline constexpr Role Role::weight{.name = "weight",
@@ -86,13 +91,13 @@ inline constexpr Role Role::lora_b{.name = "lora_b",
                                    .start = Role::Start::zero};
 inline constexpr Role Role::lora_m{.name = "lora_m", .adapter = true, .start = Role::Start::one};
 
-/// A parameter of a model, as returned by parameters() (nn/module.h). It shares the Variable with
-/// the model.
+/// A parameter of a model, as returned by parameters() (nn/module.h). It holds a handle of the
+/// model's Variable.
 struct NamedParameter {
   std::string path;
   Variable parameter;
   Role role;
-  int64_t block = -1;  ///< the index of the repeated block that contains it; -1: none
+  int64_t block = -1;  ///< index of the repeated block that contains the parameter; -1: none
 };
 
 /// Returns whether a path fits a pattern, in which * stands for any number of characters:

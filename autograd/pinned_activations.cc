@@ -19,12 +19,12 @@ namespace detail {
 
 /// The state that all activations share.
 struct PinnedStore {
-  std::map<uint64_t, std::weak_ptr<PinnedActivation>> alive;  // by number
+  std::map<uint64_t, std::weak_ptr<PinnedActivation>> alive;  // existing activations, by number
   std::unordered_map<const c10::StorageImpl*, uint64_t> by_storage;
   uint64_t next_number = 0;
   size_t largest = 0;       // bytes of the largest activation so far
   size_t window_bytes = 0;  // bytes of the activations in the window
-  int64_t copied = 0;       // bytes
+  int64_t copied = 0;       // bytes copied to the host so far
 };
 
 /// The storage of one or more saved tensors. It lives until all nodes have released these tensors.
@@ -46,15 +46,15 @@ struct PinnedActivation {
   const uint64_t number;
   const size_t bytes;
   const int64_t version;
-  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // keeps the address `key` reserved
+  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // reserves the address in `key`
   const c10::StorageImpl* const key;
   const at::Device device;
 
-  at::Tensor memory;  // any tensor with the bytes; undefined while they are only on the host
+  at::Tensor memory;  // the activation's bytes; undefined while only the host has them
   at::Tensor on_host;
-  std::optional<c10::Event> copied;  // recorded after the latest copy
-  bool is_in_window = true;          // then `memory` is the original
-  bool has_changed = false;          // changed in place before it left the window
+  std::optional<c10::Event> copied;  // the event that was recorded after the latest copy
+  bool is_in_window = true;          // if true, `memory` is the tensor that the op saved
+  bool has_changed = false;          // whether it was changed in place in the window
 };
 
 }  // namespace detail
@@ -102,7 +102,8 @@ void wait_for_copy(const PinnedActivation& a) {
 }  // namespace
 
 detail::PinnedActivation::~PinnedActivation() {
-  // The allocator may reuse the memory after this, so the computing stream must wait for the copy.
+  // The allocator may reuse the memory after the destructor, so the computing stream must wait for
+  // the copy.
   wait_for_copy(*this);
   if (const auto found = store->by_storage.find(key);
       found != store->by_storage.end() && found->second == number)
@@ -150,7 +151,7 @@ std::shared_ptr<const PackedTensor> PinnedOffloader::pack(const at::Tensor& t) {
   return std::make_shared<PinnedTensor>(*this, std::move(stored), t);
 }
 
-/// Adds the memory of t to the window and begins to copy it to the host.
+/// Adds the memory of t to the window and begins to copy this memory to the host.
 std::shared_ptr<PinnedActivation> PinnedOffloader::store(const at::Tensor& t) {
   const auto stored = std::make_shared<PinnedActivation>(store_, t);
   store_->alive.emplace(stored->number, stored);
@@ -166,7 +167,7 @@ std::shared_ptr<PinnedActivation> PinnedOffloader::store(const at::Tensor& t) {
   return stored;
 }
 
-/// Returns the bytes that may stay on the GPU.
+/// Returns the number of bytes of activations that may stay on the GPU.
 size_t PinnedOffloader::window_bytes() const { return std::max(window_, 3 * store_->largest); }
 
 /// Frees the memory of the oldest activations until the window is within its limit.

@@ -5,8 +5,8 @@
 // torch.autograd.graph.save_on_cpu, and Rhu et al. 2016, "vDNN".
 //
 // A window of the most recently saved activations stays on the GPU, as in activation_offload.h. The
-// GPU memory of an activation that leaves the window is freed once its copy is complete. The GPU
-// waits for the copy, not the host, so memory use does not depend on the speed of the copies.
+// GPU memory of an activation that leaves the window is freed once its copy is complete. The GPU,
+// not the host, waits for the copy, so memory use does not depend on the speed of the copies.
 //
 // If tensors share a storage, the complete storage is copied once.
 #pragma once
@@ -23,8 +23,8 @@ struct PinnedStore;
 struct PinnedActivation;
 }  // namespace detail
 
-/// Keeps the activations of one thread's graphs in host memory, for tensors of one GPU. It must
-/// outlive these graphs. Not thread-safe.
+/// Keeps the activations of one thread's graphs in host memory. All activations must be on one GPU.
+/// A PinnedOffloader must outlive these graphs, and is not thread-safe.
 class PinnedOffloader final : public ActivationOffloader {
  public:
   /// Keeps at most `window` bytes of activations on the GPU, or three times the largest activation
@@ -38,10 +38,11 @@ class PinnedOffloader final : public ActivationOffloader {
   bool is_exact() const override { return true; }
   /// Returns 0: there is no file.
   int64_t file_bytes() const override { return 0; }
-  /// Returns the number of activations in the window, including freed ones that are not removed
-  /// yet.
+  /// Returns the number of activations in the window, including freed activations that are not
+  /// removed yet.
   size_t remembered() const { return in_window_.size(); }
-  /// Returns the bytes that were copied. The times are 0, since the host does not measure them.
+  /// Returns the number of bytes that were copied. The times are 0, since the host does not measure
+  /// them.
   TransferTimes times() const override;
 
  private:
@@ -56,7 +57,7 @@ class PinnedOffloader final : public ActivationOffloader {
 
   size_t window_, least_;
   std::shared_ptr<detail::PinnedStore> store_;
-  std::deque<std::weak_ptr<detail::PinnedActivation>> in_window_;  // the oldest first
+  std::deque<std::weak_ptr<detail::PinnedActivation>> in_window_;  // oldest activation first
 };
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// Printing of Variables.
+// Prints Variables.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

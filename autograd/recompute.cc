@@ -16,7 +16,7 @@ int64_t version_of(const Variable& v) { return v.defined() ? v.data()._version()
 
 [[noreturn]] void fail_other(const std::string& first, const std::string& second) {
   fail(Exit::internal, "recompute: the function ran ", second, " the second time and ", first,
-       " the first; it must compute the same each time");
+       " the first time; it must run the same ops each time");
 }
 
 }  // namespace
@@ -40,7 +40,7 @@ void Recomputation::append(const std::shared_ptr<Node>& node, std::span<const Va
     node->drop_saved();
     return;
   }
-  // An in-place op is not kept, because the recomputation must change its input again.
+  // An in-place op is not kept, because the recomputation must change the op's input again.
   const bool is_in_place = std::any_of(inputs.begin(), inputs.end(), [&](const Variable& v) {
     return !outputs.empty() && v.data().is_same(outputs[0]);
   });
@@ -121,7 +121,7 @@ HookHandle Recomputation::next_hook() {
 
 void Recomputation::run() {
   const auto again = std::exchange(again_, nullptr);
-  if (!again) return;  // it ran before and failed
+  if (!again) return;  // an earlier call ran the function
   const RestoreRngState draws(std::move(draws_));
   // Restore the dispatch keys: a backward pass runs below ATen's autograd, where new tensors may
   // have other versions than in the first run.
@@ -175,8 +175,8 @@ void detail::record_node(const std::shared_ptr<Node>& node, std::span<const Vari
 
 void detail::replay_mismatch(const char* name, const Node& node) {
   fail(Exit::internal, "recompute: ", name,
-       " made results of other shapes or dtypes the second time than ", node.name(),
-       " did the first; the function must compute the same each time");
+       " returned other shapes or dtypes in the second run than ", node.name(),
+       " did in the first; the function must run the same ops each time");
 }
 
 void detail::recompute_node(Node& node) {

@@ -1,11 +1,11 @@
-// Recomputation (activation checkpointing): a part of a graph keeps only its inputs, and is
-// computed again when backward reaches it. Chen et al. 2016, "Training deep nets with sublinear
-// memory cost".
+// Implements recomputation (activation checkpointing): a part of a graph keeps only its inputs, and
+// is computed again when backward reaches the part. Chen et al. 2016, "Training deep nets with
+// sublinear memory cost".
 //
 // The graph has the same nodes as without recomputation. Only the tensors that ops saved are
-// dropped, and running the part again restores them into these nodes. So the backward pass has the
-// same order, hooks, grad() and second derivatives work as usual, and all results have the same
-// bits.
+// dropped, and running the part again restores them into these nodes. So the backward pass runs in
+// the same order, and all results are bitwise equal to the results without recomputation. Hooks,
+// grad() and second derivatives work as usual.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,12 +32,12 @@
 
 namespace lathe {
 
-/// How much of a part recompute_selectively() keeps. Of the matrix products, convolutions and
-/// attentions of the part, it keeps the results of those with the most FLOPs per byte, as long as
-/// they take at most `share` of the bytes that the part's ops would save without recomputation. A
-/// part may also use the bytes that previous parts left unused. In a similar way, Korthikanti et
-/// al. 2022, "Reducing activation recomputation in large transformer models", recompute only the
-/// inner results of attention.
+/// How much of a part recompute_selectively() keeps. It keeps the results of the matrix products,
+/// convolutions and attentions with the most FLOPs per byte. Their bytes are limited to `share`
+/// times the bytes that the part's ops would save without recomputation. A part may also use the
+/// bytes that previous parts left unused. In a similar way, Korthikanti et al. 2022, "Reducing
+/// activation recomputation in large transformer models", recompute only the inner results of
+/// attention.
 struct Selection {
   double share = 0.4;
   double spare = 0;           ///< bytes that previous parts left unused
@@ -46,27 +46,29 @@ struct Selection {
 
 /// The nodes of one part of a graph, and how to run it again under the same conditions: random
 /// numbers, autocast and training mode. Running statistics (of batch norm and fp8) are not updated
-/// a second time, and FLOPs are not counted, which is the convention of MFU (Chowdhery et al.
-/// 2022).
+/// a second time, and FLOPs are not counted a second time, which is the convention of MFU
+/// (Chowdhery et al. 2022).
 class Recomputation : public std::enable_shared_from_this<Recomputation> {
  public:
-  /// Stores the thread's mode. `again` runs the part. With a selection, all tensors that the part's
-  /// ops save stay alive until select() chooses which to keep.
+  /// Stores the thread's mode. `again` runs the part. If `selection` is not null, all tensors that
+  /// the part's ops save stay alive until select() chooses which to keep.
   Recomputation(std::function<void()> again, const Selection* selection);
   /// Appends a node with its op's inputs and outputs. `forward` counts the FLOPs of its forward.
   void append(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
               std::span<const at::Tensor> outputs, const Flops& forward);
-  /// Gives up a result that an in-place op is about to change: the op that made it is not kept.
+  /// Gives up `result`, which an in-place op is about to change: the op that made `result` is not
+  /// kept.
   void release(const at::Tensor& result);
-  /// Chooses the ops whose results are kept, and drops the tensors that the others save. Call it
-  /// after the part has returned, while the caller holds only its result.
+  /// Chooses the ops whose results are kept, and drops the tensors that the other ops save. Call
+  /// this function after the part has returned, while the caller holds only the part's result.
   void select(Selection& selection);
-  /// Returns the next op in order if it is called `name` and was kept, and hands over its results.
+  /// Returns the next op in order with its results if it is called `name` and was kept. Otherwise,
+  /// returns an empty KeptOp.
   detail::KeptOp next_kept(const char* name);
-  /// Returns the next node in order if its op is called `name`, otherwise null.
+  /// Returns the next node in order if its op is called `name`, and otherwise null.
   std::shared_ptr<Node> peek(const char* name) const;
-  /// Returns the next node in order, or null if it is gone. Throws if op `name` or its inputs
-  /// differ from the first run.
+  /// Returns the next node in order, or null if that node no longer exists. Throws if op `name` or
+  /// its inputs differ from the first run.
   std::shared_ptr<Node> next(const char* name, std::span<const Variable> inputs);
   /// Appends an attribute that an op is constructed with, such as an index.
   void append_attribute(const at::Tensor& attribute);
@@ -84,7 +86,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   struct Entry {
     std::weak_ptr<Node> node;
     c10::SmallVector<int64_t, 4> versions;  // versions of the inputs
-    bool is_kept = false;                   // the op does not run again
+    bool is_kept = false;                   // whether the op does not run again
     std::vector<at::Tensor> outputs{};      // the op's results, unless the op rebuilds them
   };
   /// Returns whether select() may keep an op with these FLOPs.
@@ -97,7 +99,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
     size_t entry;
     Flops forward;
     std::vector<at::Tensor> inputs, inside, outputs;
-    std::vector<int64_t> versions{};  // of the outputs
+    std::vector<int64_t> versions{};  // versions of the outputs
   };
   std::function<void()> again_;
   bool is_selective_, products_only_;
@@ -114,10 +116,10 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
 
 namespace detail {
 
-/// While alive, the ops of this thread belong to one Recomputation.
+/// Records the ops of this thread in one Recomputation, until destroyed.
 class Recording : public ModeGuard {
  public:
-  /// With a `selection`, the recording is selective and must end with select().
+  /// If `selection` is not null, the recording is selective and must end with select().
   explicit Recording(std::function<void()> again, const Selection* selection = nullptr);
   ~Recording();
   /// Ends a selective recording.
@@ -127,8 +129,8 @@ class Recording : public ModeGuard {
   std::shared_ptr<Recomputation> recomputation_;
 };
 
-/// A Variable that is an input of a recomputed part. The thread's SavedPacker packs it, if that
-/// packer is exact and the Variable is not a parameter.
+/// A Variable that is an input of a recomputed part. The thread's SavedPacker packs the input if
+/// that packer is exact and the input is not a parameter.
 class KeptInput {
  public:
   explicit KeptInput(const Variable& v);
@@ -136,7 +138,7 @@ class KeptInput {
   Variable value() const;
 
  private:
-  Variable value_;  // undefined if it is packed
+  Variable value_;  // undefined if the input is packed
   std::shared_ptr<const PackedTensor> packed_;
   Edge edge_;
   int64_t version_ = 0;
@@ -173,21 +175,24 @@ std::function<void()> call_later(const F& fn, const In&... inputs) {
 
 /// Returns fn(inputs...) and keeps only the inputs and the result. In the backward pass a copy of
 /// fn is called again to restore the tensors that its ops save, which are then freed as usual. `fn`
-/// may take and return any types, usually Variables. It must compute the same each time from its
-/// inputs, its captures and parameters. None of these may change in place in between; if one does,
-/// the error names the op that reads it. Objects that fn captured by reference, such as a module,
-/// must live until the backward pass. Hooks of modules are called again; hooks that fn registers on
-/// Variables are registered once. Calls can be nested. Without a graph this is a plain call.
+/// may take and return any types, usually Variables. It must compute the same values in each call
+/// from its inputs, its captures and parameters. None of these may be changed in place between the
+/// calls; if one was, the error names the op that reads it. Objects that fn captured by reference,
+/// such as a module, must live until the backward pass. Hooks of modules are called again; hooks
+/// that fn registers on Variables are registered once. Calls can be nested. If no graph is
+/// recorded, this is a plain call.
 template <class F, class... In>
 auto recompute(const F& fn, const In&... inputs) {
-  // Inside another recomputation this is a plain call: the outer one drops the saved tensors.
+  // Inside another recomputation, this is a plain call, because the outer recomputation drops the
+  // saved tensors.
   if (!mode().grad || mode().recording != nullptr) return fn(inputs...);
   const detail::Recording recording(detail::call_later(fn, inputs...));
   return fn(inputs...);
 }
 
-/// Does the same, but keeps the results of some ops, so that less has to be computed again (see
-/// Selection). It costs less time than recompute() and saves less memory. `fn` must return a value.
+/// Returns fn(inputs...) as recompute() does, but keeps the results of some ops, which are then not
+/// computed again (see Selection). This takes less time than recompute() and saves less memory.
+/// `fn` must return a value.
 template <class F, class... In>
 auto recompute_selectively(Selection& selection, const F& fn, const In&... inputs) {
   if (!mode().grad || mode().recording != nullptr) return fn(inputs...);
@@ -197,8 +202,8 @@ auto recompute_selectively(Selection& selection, const F& fn, const In&... input
   return result;
 }
 
-/// While alive, run_blocks() follows a policy. `blocks_run`, if given, counts the blocks that the
-/// policy recomputes.
+/// Makes run_blocks() follow a policy on this thread, until destroyed. If `blocks_run` is not null,
+/// it counts the blocks that the policy recomputes.
 struct RecomputeBlocks : ModeGuard {
   explicit RecomputeBlocks(RecomputePolicy policy, int64_t* blocks_run = nullptr) {
     mode().recompute = policy;
@@ -254,7 +259,7 @@ X run_some_blocks(size_t first, size_t last, size_t n, X x, const F& f) {
   };
 
   // Within a group that is recomputed, each block is recomputed separately, so that only the
-  // activations of one block and the inputs of the others are in memory at the same time.
+  // activations of one block and the inputs of the other blocks are in memory at the same time.
   const size_t group = blocks_per_group(policy, n);
   if (keeps_all || group == 1) {
     Selection selection;
@@ -274,7 +279,7 @@ X run_some_blocks(size_t first, size_t last, size_t n, X x, const F& f) {
   return x;
 }
 
-/// Runs the n blocks, or those of this thread's stage of a pipeline.
+/// Runs the n blocks, or only the blocks of this thread's stage of a pipeline.
 template <class X, class F>
 X run_blocks_of_stage(size_t n, X x, const F& f) {
   if (mode().stage == nullptr || !(mode().grad || mode().stage->serves_passes_without_graph()))
@@ -299,8 +304,8 @@ X run_blocks_of_stage(size_t n, X x, const F& f) {
 
 /// Runs the n repeated blocks of a model on x in turn, under the thread's RecomputePolicy. A stage
 /// of a pipeline (dist.pipeline) runs only its own blocks. With dist.sequence_parallel, a process
-/// runs the blocks only at its own positions. f(i, x) runs block i and returns the argument of the
-/// next block. f is copied and must meet the conditions for the fn of recompute().
+/// runs the blocks only at the positions that it holds. f(i, x) runs block i and returns the
+/// argument of the next block. f is copied and must meet the conditions for the fn of recompute().
 template <class X, class F>
 X run_blocks(size_t n, X x, const F& f) {
   const SequenceSplit* const split = mode().grad ? mode().sequence_split : nullptr;
@@ -308,7 +313,7 @@ X run_blocks(size_t n, X x, const F& f) {
 
   if constexpr (std::is_same_v<X, Variable>) {
     // Read the split from mode() when the block runs: the backward pass, which may run the block
-    // again, has its own split.
+    // again, sets another split.
     const auto on_part = [f](size_t i, const Variable& y) {
       const SplitBlock scope(*mode().sequence_split);
       return f(i, y);
@@ -319,7 +324,7 @@ X run_blocks(size_t n, X x, const F& f) {
   }
 }
 
-/// Does the same with modules that are called with a Variable. They must live until backward.
+/// Runs the modules `blocks` on x in turn. The modules must exist until backward.
 template <class Blocks>
 Variable run_blocks(const Blocks& blocks, Variable x) {
   return run_blocks(blocks.size(), std::move(x),

@@ -1,5 +1,6 @@
-// The interface for replacing the activations that ops save for backward: packing.h rounds them,
-// activation_offload.h keeps them on a disk, and pinned_activations.h in host memory.
+// Declares the interface for replacing the activations that ops save for backward. packing.h rounds
+// the activations, activation_offload.h keeps them on a disk, and pinned_activations.h keeps them
+// in host memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,19 +15,19 @@ namespace lathe {
 class PackedTensor {
  public:
   virtual ~PackedTensor() = default;
-  /// Returns the activation, in its own sizes and dtype.
+  /// Returns the activation in its original sizes and dtype.
   virtual at::Tensor unpacked() const = 0;
 };
 
-/// Packs the tensors that the ops of a thread keep, while Mode::packer points to it. Parameters,
-/// and tensors that a Recomputation records or restores, are not packed.
+/// Packs the tensors that the ops of a thread keep, while Mode::packer points to this object.
+/// Parameters, and tensors that a Recomputation records or restores, are not packed.
 class SavedPacker {
  public:
   virtual ~SavedPacker() = default;
-  /// Returns t in another form; null if t stays as it is.
+  /// Returns t in another form, or null if t is not packed.
   virtual std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) = 0;
-  /// Returns whether unpacked() has exactly the same values. If not, the tensors of ops with
-  /// OpInfo::exact and of losses, and statistics that an op saves, are not packed.
+  /// Returns whether unpacked() has exactly the values of the packed tensor. If not, the tensors of
+  /// ops with OpInfo::exact and of losses, and statistics that an op saves, are not packed.
   virtual bool is_exact() const = 0;
 };
 

@@ -14,8 +14,8 @@ using Tensors = std::vector<at::Tensor>;
 struct SharedMemory {
   double bytes = 0;
   std::map<const c10::TensorImpl*, size_t> handles;  // references of the part, by tensor
-  bool is_held = false;   // held from outside of the part too: keeping it costs nothing
-  bool is_saved = false;  // saved by an op: it would stay alive without recomputation
+  bool is_held = false;   // also held outside of the part, so keeping it costs nothing
+  bool is_saved = false;  // saved by an op, so it would stay alive without recomputation
   bool is_kept = false;
 };
 
@@ -36,8 +36,8 @@ class PartMemory {
     }
   }
 
-  /// Marks memory that is also held outside of the part: a tensor in it has more references than
-  /// the part holds, or more tensors use it than the part has.
+  /// Marks memory that is also held outside of the part: a tensor in this memory has more
+  /// references than the part holds, or more tensors use the memory than the part has.
   void find_held(const Tensors& tensors) {
     for (const at::Tensor& t : tensors) {
       if (!t.defined() || !t.has_storage()) continue;
@@ -58,8 +58,8 @@ class PartMemory {
     return bytes;
   }
 
-  /// Returns the additional bytes of keeping these tensors, and counts them as kept if `keep` is
-  /// set.
+  /// Returns the additional bytes of keeping these tensors, and counts the tensors as kept if
+  /// `keep` is set.
   double cost(const Tensors& inside, const Tensors& outputs, bool keep) {
     std::set<SharedMemory*> needed;
     for (const Tensors* tensors : {&inside, &outputs}) {
@@ -85,7 +85,7 @@ class PartMemory {
 }  // namespace
 
 void Recomputation::select(Selection& selection) {
-  // Two handles refer to a tensor of Held::inside: that of held_ and that of the op.
+  // Two handles refer to each tensor of Held::inside: the handle in held_ and the handle of the op.
   PartMemory blocks;
   for (const Held& held : held_) {
     blocks.add(held.inputs, 1, true);

@@ -1,5 +1,5 @@
-// The interface through which run_blocks() (autograd/recompute.h) divides the positions of each row
-// among processes (dist/sequence_ranks.h).
+// Declares the interface through which run_blocks() (autograd/recompute.h) divides the positions of
+// each row among processes (dist/sequence_ranks.h).
 #pragma once
 
 #include "autograd/variable.h"
@@ -16,11 +16,11 @@ class SequenceSplit {
   virtual Variable enter(const Variable& x) const = 0;
   /// Returns the output of the last block at all positions.
   virtual Variable leave(const Variable& y) const = 0;
-  /// Returns which of the positions this process has.
+  /// Returns which positions of a row this process has.
   virtual const SequencePart& part() const = 0;
 };
 
-/// While alive, the thread runs a block whose rows are divided.
+/// Marks that this thread runs a block whose rows are divided, until destroyed.
 struct SplitBlock : ModeGuard {
   explicit SplitBlock(const SequenceSplit& split) { mode().sequence_part = &split.part(); }
 };

@@ -1,4 +1,5 @@
-// How a parameter is cut among the processes that compute its layer together (tensor parallelism).
+// Describes how a parameter is cut among the processes that compute its layer together (tensor
+// parallelism).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,34 +13,36 @@
 namespace lathe {
 
 /// One part of a tensor that is cut along a dimension. The tensor may consist of sections, such as
-/// the queries, keys and values of a packed projection: each part then has its share of every
+/// the queries, keys and values of a packed projection. Each part then has a share of every
 /// section.
 struct TensorCut {
   int64_t dim = 0;
-  std::vector<int64_t> sections;  ///< sizes of the sections along `dim` in the whole tensor
+  std::vector<int64_t> sections;  ///< sizes of the sections along `dim` in the complete tensor
   int64_t part = 0, parts = 1;    ///< index of this process's part, and number of parts
 
   /// Returns which rows of a section belong to a part. Rows are positions along `dim`, counted from
   /// the beginning of the section.
   ElementRange range(size_t section, int64_t part_) const;
-  /// Returns the sizes of the tensor of part `part_`. Only the sizes of the other dimensions are
-  /// read from `sizes`, which may be those of any part.
+  /// Returns the sizes of the tensor of part `part_`. `sizes` are the sizes of any part's tensor;
+  /// only the sizes of the dimensions other than `dim` are read.
   std::vector<int64_t> part_sizes(at::IntArrayRef sizes, int64_t part_) const;
-  /// Returns the sizes of the whole tensor. `sizes`: those of any part's tensor.
+  /// Returns the sizes of the complete tensor. `sizes` are the sizes of any part's tensor.
   std::vector<int64_t> full_sizes(at::IntArrayRef sizes) const;
-  /// Returns a contiguous copy of this process's part of the whole tensor.
+  /// Returns a contiguous copy of this process's part of the complete tensor `whole`.
   at::Tensor part_of(const at::Tensor& whole) const;
-  /// Returns the whole tensor, joined from the tensors of all parts in the order of parts.
+  /// Returns the complete tensor, joined from the tensors of all parts, which are given in the
+  /// order of parts.
   at::Tensor join(const std::vector<at::Tensor>& all) const;
   /// Returns parts + 1 offsets: the elements of part p are [offset[p], offset[p + 1]) of a flat
-  /// tensor in which all parts follow each other. `sizes`: those of any part's tensor.
+  /// tensor in which all parts follow each other. `sizes` are the sizes of any part's tensor.
   std::vector<int64_t> flat_part_offsets(at::IntArrayRef sizes) const;
-  /// Returns the whole tensor from a flat tensor of all parts (see flat_part_offsets()). `sizes`:
-  /// those of any part's tensor.
+  /// Returns the complete tensor from a flat tensor of all parts (see flat_part_offsets()). `sizes`
+  /// are the sizes of any part's tensor.
   at::Tensor join_flat(const at::Tensor& flat, at::IntArrayRef sizes) const;
 };
 
-/// Returns how a parameter is cut; null if this process has all of it or `v` is not a parameter.
+/// Returns how a parameter is cut, or null if `v` is not a parameter or this process has the
+/// complete parameter.
 const TensorCut* cut_of(const Variable& v);
 /// Returns whether a parameter is cut along `dim`.
 bool is_cut(const Variable& v, int64_t dim);

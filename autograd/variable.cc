@@ -30,8 +30,8 @@ Variable Variable::parameter(at::Tensor data, std::string name) {
 bool Variable::requires_grad() const { return edge_ && !edge_.node->frozen; }
 
 Variable& Variable::requires_grad_(bool on) & {
-  // Run deferred ops first: ops that were called before this call must still see the parameter as
-  // it was.
+  // Run deferred ops first: ops that were called before this call must still read the previous
+  // state of the parameter.
   if (detail::has_deferred_ops) detail::compute_deferred();
   if (!edge_) {
     if (on) *this = parameter(data());
@@ -111,17 +111,17 @@ void HookHandle::remove() {
 Variable Variable::index(const std::vector<Index>& indices) const {
   require_defined("index", {this});
   Variable x = *this;
-  std::vector<at::Tensor> taken;  // for each remaining dim; undefined: the full dim
+  std::vector<at::Tensor> taken;  // index of each remaining dim; undefined: the full dim
   bool takes = false;
   int64_t dim = 0;
   for (const Index& index : indices) {
-    // select() removes the dim from x, so `dim` now is the next one.
+    // select() removes the dim from x, so `dim` now stands for the next dim.
     if (const auto* position = std::get_if<int64_t>(&index)) {
       x = select(x, dim, *position);
     } else if (const auto* range = std::get_if<Slice>(&index)) {
       LATHE_CHECK(dim < x.dim(), "index: ", describe(data_), " has too few dims for ",
                   indices.size(), " indices");
-      // Skip a full range, which would add a node without effect.
+      // Skip a full range, because its slice would add a node without effect.
       if (range->start || range->end || range->step != 1)
         x = slice(x, dim, range->start.value_or(0), range->end.value_or(x.size(dim)), range->step);
       taken.emplace_back();

@@ -1,4 +1,5 @@
-// Variable: a tensor and its position in the graph. It is a handle: copies share both.
+// Defines Variable, a tensor and its position in the graph. A Variable is a handle: copies share
+// both.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -36,8 +37,8 @@ class HookHandle {
   HookHandle() = default;
   HookHandle(std::weak_ptr<Node> node, std::weak_ptr<void> hook)
       : node_(std::move(node)), hook_(std::move(hook)) {}
-  /// Removes the hook; the next gradient does not reach it. Does nothing if the hook is gone
-  /// already. Must not be called while a backward pass over its graph runs on another thread.
+  /// Removes the hook, which then receives no further gradients. Does nothing if the hook no longer
+  /// exists. Must not be called while a backward pass over the hook's graph runs on another thread.
   void remove();
 
  private:
@@ -51,8 +52,8 @@ struct Slice {
   std::optional<int64_t> start{}, end{};
   int64_t step = 1;
 };
-/// An index of a dimension: a position, a range, a mask (bool, over as many dims as it has) or
-/// several positions (int64).
+/// An index of a dimension: a position, a range, a mask (bool, which covers as many dims as it has)
+/// or several positions (int64).
 using Index = std::variant<int64_t, Slice, at::Tensor>;
 
 namespace detail {
@@ -71,13 +72,13 @@ Variable add_scalar(const Variable& x, double c);
 Variable mul_scalar(const Variable& x, double c);
 Variable pow(const Variable& x, double exponent);
 
-/// A tensor, and its position in the graph that computed it, if any. It is a handle: copies share
-/// both.
+/// A tensor, and its position in the graph that computed it, if any. A Variable is a handle: copies
+/// share both.
 class Variable {
  public:
   Variable() = default;
-  /// Creates a constant, to which no gradient flows. A tensor converts to one where a Variable is
-  /// expected: net(tensor).
+  /// Creates a constant, to which no gradient flows. A tensor converts to a constant where a
+  /// Variable is expected: net(tensor).
   Variable(at::Tensor data) : data_(std::move(data)) {}
   /// Creates a Variable whose gradient goes to `edge`.
   Variable(at::Tensor data, Edge edge) : data_(std::move(data)), edge_(std::move(edge)) {}
@@ -96,7 +97,7 @@ class Variable {
       detail::compute_deferred();
     return data_;
   }
-  // Each of these throws if the Variable is undefined, except numel(), which is then 0.
+  // These accessors throw if the Variable is undefined, except numel(), which returns 0.
   at::IntArrayRef sizes() const { return checked().sizes(); }
   int64_t size(int64_t dim) const { return checked().size(dim); }
   int64_t dim() const { return checked().dim(); }
@@ -109,33 +110,34 @@ class Variable {
   /// Returns the same data, detached from the graph.
   Variable detach() const { return Variable(data_); }
 
-  /// Returns whether a gradient flows to this Variable: it is a parameter that is not frozen, or
-  /// was computed from one.
+  /// Returns whether a gradient flows to this Variable: it is a parameter that is not frozen, or it
+  /// was computed from such a parameter.
   bool requires_grad() const;
   /// Makes a parameter trainable (true) or freezes it (false), for all its handles. Freezing drops
-  /// the gradient. With true, a constant becomes a parameter, but other handles of it stay
-  /// constants. Throws for the result of an op: detach() it first.
+  /// the gradient. With true, a constant becomes a parameter, but other handles of the constant
+  /// stay constants. Throws for the result of an op: detach() it first.
   Variable& requires_grad_(bool on = true) &;
-  /// Does the same for a temporary: `randn({2, 3}, seed).requires_grad_()`.
+  /// Applies requires_grad_() to a temporary: `randn({2, 3}, seed).requires_grad_()`.
   Variable requires_grad_(bool on = true) && { return std::move(requires_grad_(on)); }
-  /// Returns the edge along which this Variable's gradient flows; without a node unless
-  /// requires_grad().
+  /// Returns the edge along which this Variable's gradient flows. The edge has no node unless
+  /// requires_grad() is true.
   const Edge& edge() const;
   /// Returns the node of the op that made this Variable, or the leaf of a parameter; null for a
   /// constant.
   const std::shared_ptr<Node>& node() const { return edge_.node; }
-  /// Returns the leaf of a parameter, frozen or not; null for anything else.
+  /// Returns the leaf of a parameter, frozen or not. Returns null if this Variable is not a
+  /// parameter.
   Leaf* as_leaf() const;
-  /// Returns the leaf of a parameter. Throws for anything else.
+  /// Returns the leaf of a parameter. Throws if this Variable is not a parameter.
   Leaf& leaf() const;
-  /// Returns a parameter's accumulated gradient; undefined before the first backward. Throws for
-  /// anything else.
+  /// Returns a parameter's accumulated gradient, which is undefined before the first backward.
+  /// Throws if this Variable is not a parameter.
   const at::Tensor& grad() const;
   /// Calls lathe::backward() (autograd/engine.h) with this Variable as the root.
   void backward(const at::Tensor& dy = {}, bool retain = false) const;
 
-  /// Registers a hook that is called with the gradient that reaches this Variable, before it flows
-  /// further. A defined result replaces the gradient.
+  /// Registers a hook that is called with the gradient that reaches this Variable, before the
+  /// gradient flows further. A defined result replaces the gradient.
   HookHandle register_hook(std::function<at::Tensor(const at::Tensor&)> hook) const;
   /// Registers a hook that is called each time a backward pass has added to a parameter's grad.
   HookHandle register_post_accumulate_grad_hook(std::function<void(Leaf&)> hook) const;
@@ -145,12 +147,12 @@ class Variable {
   Variable operator[](int64_t position) const { return index({position}); }
   Variable operator[](const Slice& range) const { return index({range}); }
   Variable operator[](const at::Tensor& mask_or_places) const { return index({mask_or_places}); }
-  /// Indexes the first dims, one index for each. Several tensors are broadcast with each other and
-  /// select elements together, as in NumPy.
+  /// Indexes the first dims, with one index for each dim. If several indices are tensors, these are
+  /// broadcast with each other and select elements together, as in NumPy.
   Variable index(const std::vector<Index>& indices) const;
 
-  // Arithmetic with numbers. These are friends, found for Variables only: with tensors, ATen's
-  // operators must remain the only candidates.
+  // Arithmetic with numbers. These operators are friends, so that they are found for Variables
+  // only. For tensors, ATen's operators must remain the only candidates.
   friend Variable operator+(const Variable& a, double b) { return add_scalar(a, b); }
   friend Variable operator-(const Variable& a, double b) { return add_scalar(a, -b); }
   friend Variable operator*(const Variable& a, double b) { return mul_scalar(a, b); }
@@ -199,7 +201,7 @@ void check_operand(const Variable& v);
 /// An operand of an arithmetic operator or a comparison: a Variable, a tensor or a number.
 class Operand {
  public:
-  // Throws if it is undefined.
+  // Throws if `v` is undefined.
   Operand(const Variable& v) : variable(v) { check_operand(v); }
   Operand(const at::Tensor& t) : Operand(Variable(t)) {}
   template <class N>
@@ -220,9 +222,10 @@ at::Tensor compare(Comparison op, const Operand& a, const Operand& b);
 }  // namespace detail
 
 /// Adds b to `a`. If a graph is recorded, `a` becomes a new Variable a + b and other handles stay
-/// unchanged; this throws for a parameter, and for a part such as x[0]. Otherwise (constants;
-/// anything under NoGrad) the values of `a` are changed in place, for every handle and view of
-/// them, as with ATen's in-place functions. If a graph has saved these values, its backward throws.
+/// unchanged; this throws if `a` is a parameter or a part such as x[0]. If no graph is recorded
+/// (for constants, or under NoGrad), the values of `a` are changed in place, for every handle and
+/// view of them, as with ATen's in-place functions. If a graph has saved these values, the backward
+/// of that graph throws.
 template <class A>
 Variable& operator+=(Variable& a, const A& b) {
   detail::assign(detail::Arithmetic::add, a, b, false);
@@ -243,8 +246,8 @@ Variable& operator/=(Variable& a, const A& b) {
   detail::assign(detail::Arithmetic::div, a, b, false);
   return a;
 }
-// The same operators for temporaries such as x[0]. V is deduced, so that a tensor, which converts
-// to a Variable, keeps ATen's operators.
+// Defines the same operators for temporaries such as x[0]. V is deduced, so that a tensor, which
+// converts to a Variable, keeps ATen's operators.
 template <std::same_as<Variable> V, class B>
 void operator+=(V&& a, const B& b) {
   detail::assign(detail::Arithmetic::add, a, b, true);
@@ -262,7 +265,7 @@ void operator/=(V&& a, const B& b) {
   detail::assign(detail::Arithmetic::div, a, b, true);
 }
 
-/// Comparisons of values return a bool tensor; no gradient flows through them.
+/// Compare values and return a bool tensor. No gradient flows through comparisons.
 template <class A, class B>
   requires detail::OperandPair<A, B>
 at::Tensor operator<(const A& a, const B& b) {
@@ -294,9 +297,9 @@ at::Tensor operator!=(const A& a, const B& b) {
   return detail::compare(detail::Comparison::not_equal, a, b);
 }
 
-/// Prints the values in nested brackets, then dtype, shape, and the op that made it or the
-/// parameter's name: `[[1, 2],\n [3, 4]] float32[2,2] from add`. Of more than 1000 values only the
-/// first and last three along each dim are printed.
+/// Prints the values of x in nested brackets, then its dtype, its shape, and the op that made x or
+/// the parameter's name: `[[1, 2],\n [3, 4]] float32[2,2] from add`. If x has more than 1000
+/// values, only the first three and the last three along each dim are printed.
 std::ostream& operator<<(std::ostream& out, const Variable& x);
 
 }  // namespace lathe

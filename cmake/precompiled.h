@@ -1,6 +1,6 @@
-// Headers that most files outside core/io and core/kernels include. They are precompiled only to
-// shorten the build, so a file must still include what it uses.
-// -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON turns this off.
+// Lists the headers that are precompiled: those that most files outside core/io and core/kernels
+// include. Precompiling only shortens the build, so each file must still include the headers that
+// it uses. The CMake option -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON turns precompiling off.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 

@@ -67,7 +67,8 @@ std::optional<int64_t> whole_number(const std::string& plain) {
   const size_t e = plain.find('e');
   std::string digits = plain.substr(0, e);
   if (digits.find_first_not_of("-.0") == std::string::npos) return 0;
-  int64_t zeros = 0, whole = 0;  // zeros: how many to append, or to remove if negative
+  int64_t zeros = 0, whole = 0;  // zeros: how many zeros to append to the digits; if negative, how
+                                 // many to remove
   if (e != std::string::npos &&
       std::from_chars(plain.data() + e + 1, plain.data() + plain.size(), zeros).ec != std::errc())
     return std::nullopt;
@@ -169,14 +170,15 @@ ConfigValue Schema::get(const void* config, const Field& field) const {
 
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
   std::string best;
-  // No candidate is near such a long word, and computing the distances would take long.
+  // No candidate is near a word of more than 200 characters, and computing the distances would take
+  // a long time.
   if (word.size() > 200) return best;
 
-  // A short word must match in most of its characters. Otherwise, every other short word would be
-  // near.
+  // At least half of a short word's characters must match. Otherwise, any two short words would be
+  // near each other.
   size_t best_distance = std::min(std::max<size_t>(3, word.size() / 3), word.size() / 2) + 1;
   for (const auto& c : candidates) {
-    std::vector<size_t> row(c.size() + 1);  // of Levenshtein distances, computed one row at a time
+    std::vector<size_t> row(c.size() + 1);  // one row of the table of Levenshtein distances
     for (size_t j = 0; j <= c.size(); ++j) row[j] = j;
     for (size_t i = 1; i <= word.size(); ++i) {
       size_t diagonal = row[0];
@@ -197,7 +199,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
 }
 
 std::string lathe_name_of(const std::string& name) {
-  // Names that Hugging Face, litgpt and PyTorch use.
+  // Maps names that Hugging Face, litgpt and PyTorch use to Lathe's names.
   static const std::map<std::string, std::string> names{
       {"epochs", "steps"},
       {"num_train_epochs", "steps"},
@@ -265,7 +267,8 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
   }
 
   // Integers are accepted for floating-point keys. A number that is too large for an integer key
-  // gets an error of its own, since the type error would report that 1e30 is not a whole number.
+  // gets a separate error, since the type error would wrongly report that 1e30 is not a whole
+  // number.
   ConfigValue v = value;
   if (std::holds_alternative<double>(field->initial) && std::holds_alternative<int64_t>(v)) {
     v = static_cast<double>(std::get<int64_t>(v));

@@ -1,6 +1,6 @@
-// Declares each config key once, as a member of a struct. LATHE_FIELD defines the member and
-// registers it for parsing, --help, the reference page, validation and the copy of the config in
-// the run folder:
+// Implements the declaration of config keys. Each key is declared once, as a member of a struct.
+// LATHE_FIELD defines the member, and registers the key for parsing, validation, --help, the
+// reference page and the copy of the config in the run folder:
 //
 //   struct TrainConfig {
 //     LATHE_FIELD(int64_t, steps, 2000, "Number of optimizer steps.", at_least(1))
@@ -30,40 +30,40 @@ namespace lathe {
 struct Rule {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
-  bool open_min = false, open_max = false;  ///< the bound itself is excluded
-  std::vector<std::string> choices{};       ///< only for strings; empty: any string
-  /// Strings that are allowed besides the choices: `form` shows how they are written, and
-  /// `has_form` accepts them.
+  bool open_min = false, open_max = false;  ///< whether `min` or `max` itself is not allowed
+  std::vector<std::string> choices{};       ///< the allowed strings; empty: any string
+  /// Strings that are allowed in addition to `choices`: `form` shows how these strings are written,
+  /// and `has_form` returns whether a string is allowed.
   std::string form{};
   bool (*has_form)(const std::string&) = nullptr;
   bool is_fixed = false;  ///< the key can't change when a run is resumed
   bool is_list = false;   ///< the text is a comma-separated list
-  /// This key has an effect only if the key `selector` of the same section has one of these values;
-  /// empty: always. The key's doc begins with these values.
+  /// The values of the key `selector` (in the same section) with which this key has an effect;
+  /// empty: it always has an effect. The doc of this key begins with these values.
   std::vector<std::string> kinds{};
   std::string selector = "kind";
 
-  /// Returns the same rule, for a key that a run cannot change once it has begun.
+  /// Returns the same rule for a key that can't change when a run is resumed.
   Rule fixed() const {
     Rule r = *this;
     r.is_fixed = true;
     return r;
   }
-  /// Returns the same rule, for text that is a comma-separated list.
+  /// Returns the same rule for a key whose text is a comma-separated list.
   Rule list() const {
     Rule r = *this;
     r.is_list = true;
     return r;
   }
-  /// Returns the same rule, for a key that has an effect only with these values of `selector`.
+  /// Returns the same rule for a key that has an effect only if `selector` has one of these values.
   Rule of(std::vector<std::string> values, std::string selector = "kind") const {
     Rule r = *this;
     r.kinds = std::move(values);
     r.selector = std::move(selector);
     return r;
   }
-  /// Returns the same rule, which also allows the strings that `has_form` accepts. `form` shows how
-  /// they are written.
+  /// Returns the same rule, extended to also allow the strings for which `has_form` returns true.
+  /// `form` shows how these strings are written.
   Rule or_form(std::string form, bool (*has_form)(const std::string&)) const {
     Rule r = *this;
     r.form = std::move(form);
@@ -88,14 +88,16 @@ inline Rule inside(double min, double max) {
 /// Allows only these strings.
 inline Rule one_of(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
 
-/// A key of the config and where its value is stored.
+/// A key of the config, and the location of its value.
 struct Field {
   std::string key;      ///< "section.name"
   ConfigValue initial;  ///< the default; its type is the type of the key
   std::string doc;
   Rule rule;
-  size_t offset;  ///< of the value, in bytes from the struct that `part` returns
-  /// Returns the struct within the config that holds the value; empty: the config itself.
+  size_t offset;  ///< offset of the value in bytes from the beginning of the struct that `part`
+                  ///< returns
+  /// Returns the struct within the config that holds the value. If this function is empty, the
+  /// config itself holds the value.
   std::function<void*(void* config)> part{};
 };
 
@@ -104,35 +106,38 @@ struct Section {
   std::string name, doc;
 };
 
-/// The source of each key's value: "configs/a.toml:3:1", "command line", "LATHE_TRAIN_STEPS";
-/// absent for defaults.
+/// Maps each key to the source of its value, such as "configs/a.toml:3:1", "command line" or
+/// "LATHE_TRAIN_STEPS". Keys with their default values are absent.
 using Origins = std::map<std::string, std::string>;
 
-/// The fields of one config type. Values are read and written through a pointer to the config.
+/// The fields of a config type. Values are read and written through a pointer to the config.
 class Schema {
  public:
   const std::vector<Field>& fields() const { return fields_; }
   const std::vector<Section>& sections() const { return sections_; }
-  /// Returns the field of a key, or null if there is no such key.
+  /// Returns the field of a key; null if there is no such key.
   const Field* find(const std::string& key) const;
 
   /// Returns the field's value in `config`, which must be of the schema's type.
   ConfigValue get(const void* config, const Field& field) const;
-  /// Sets a key after checking type and rule. Errors are Exit::usage and begin with `where`; the
-  /// error for an unknown key names the nearest one.
+  /// Sets a key. Throws Exit::usage if the key is unknown, or if the value has the wrong type or is
+  /// not allowed. The message begins with `where`. For an unknown key, the message suggests the
+  /// nearest key.
   void set(void* config, const std::string& key, const ConfigValue& value,
            const std::string& where) const;
 
   /// Appends the fields of `own`, the schema of a config type without sections, to a section of
-  /// this schema. `part` returns the struct that holds their values within the complete config.
+  /// this schema. `part` returns the struct within the complete config that holds the values of
+  /// these fields.
   void add(const std::string& section, const Schema& own,
            const std::function<void*(void* config)>& part);
   /// Adds a section without fields.
   void add_section(Section section) { sections_.push_back(std::move(section)); }
 
-  /// Returns the config as TOML, with each key's doc as a comment if `comments` is set.
+  /// Returns the config as TOML. If `comments` is true, each key's doc follows as a comment.
   std::string to_toml(const void* config, bool comments) const;
-  /// Returns the reference page in Markdown: of one section, or of all if `section` is empty.
+  /// Returns the reference page in Markdown for one section, or for all sections if `section` is
+  /// empty.
   std::string to_markdown(const std::string& section = "") const;
 
  private:
@@ -143,9 +148,9 @@ class Schema {
 
 /// Reads text from a command line or the environment as a value for a field whose default is
 /// `like`. Numbers may be written as 1000, 1e3, 1_000, +3, .5 and 5., and in any form that TOML
-/// allows. An integer field accepts any of these whose value is an integer. A string field takes
-/// the text unchanged, or without its quotes. If the text is not a value of the field's type,
-/// returns it as a value of another type, which Schema::set() rejects.
+/// allows. An integer field accepts any of these whose value is an integer. For a string field,
+/// returns the text unchanged, or without the quotes around it. If the text is not a value of the
+/// field's type, returns a value of another type, which Schema::set() rejects.
 ConfigValue read_value(const std::string& text, const ConfigValue& like);
 
 /// Returns a rule as text: "fp32 | bf16", ">= 1", ...
@@ -153,7 +158,7 @@ std::string rule_text(const Rule& rule);
 /// Returns the candidate nearest to `word` by edit distance; "" if none is near.
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
 /// Returns Lathe's name, without the section, of a key that other frameworks call `name`: "lr" for
-/// "learning_rate". Returns `name` itself if it is not known.
+/// "learning_rate". Returns `name` itself if no such key is known.
 std::string lathe_name_of(const std::string& name);
 
 /// Collects fields while a config is default-constructed on this thread.
@@ -163,8 +168,8 @@ class SchemaRecorder {
   ~SchemaRecorder();
   SchemaRecorder(const SchemaRecorder&) = delete;
   SchemaRecorder& operator=(const SchemaRecorder&) = delete;
-  /// Pauses this thread's recorder while alive, so that a config that is constructed inside another
-  /// one adds nothing to the schema of the outer one.
+  /// Pauses this thread's recorder until destroyed. A config that is constructed within another
+  /// config then adds nothing to the schema of the outer config.
   class Pause {
    public:
     Pause();
@@ -173,8 +178,8 @@ class SchemaRecorder {
    private:
     SchemaRecorder* paused_;
   };
-  // Called by LATHE_SECTION and LATHE_FIELD when a config is made: adds the declaration to the
-  // schema that this thread is recording, if any.
+  // LATHE_SECTION and LATHE_FIELD call these functions when a config is constructed. They add the
+  // declaration to the schema that this thread is recording, if any.
   static void section(const char* name, const char* doc);
   static void field(const void* member, const char* name, ConfigValue initial, const char* doc,
                     Rule rule);
@@ -185,7 +190,7 @@ class SchemaRecorder {
   SchemaRecorder* outer_;
 };
 
-/// Starts a section: the fields recorded next belong to it.
+/// Starts a section, to which the fields that are recorded next belong.
 struct SectionMark {
   SectionMark(const char* name, const char* doc) { SchemaRecorder::section(name, doc); }
 };
@@ -217,8 +222,8 @@ const Schema& schema_of() {
   return schema;
 }
 
-/// A config whose type is known only at run time, such as that of a model kind. A copy has a config
-/// of its own.
+/// A config whose type is known only at run time, such as the config of a model kind. A copy of
+/// this object holds a copy of the config.
 class AnyConfig {
  public:
   AnyConfig() = default;
@@ -244,17 +249,17 @@ class AnyConfig {
   AnyConfig(AnyConfig&&) = default;
   AnyConfig& operator=(AnyConfig&&) = default;
 
-  /// Returns the schema of its keys, which have no section.
+  /// Returns the schema of the config's keys. They have no section.
   const Schema& schema() const { return *schema_; }
-  /// Returns the config itself, to which its fields' offsets apply.
+  /// Returns the address of the config, to which the offsets of fields are added.
   void* data() { return value_.get(); }
-  /// Returns the config as a Config. Throws if it is of another type.
+  /// Returns the config as a Config. Throws if the config has another type.
   template <class Config>
   const Config& as() const {
     check_type(typeid(Config));
     return *static_cast<const Config*>(value_.get());
   }
-  /// Returns a pointer to the value of a key, or null if there is none of that name and type.
+  /// Returns a pointer to the value of a key; null if there is no key of that name and type.
   template <class T>
   T* find(const std::string& key) const {
     const Field* field = value_ ? schema_->find(key) : nullptr;

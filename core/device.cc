@@ -1,5 +1,5 @@
-// open_device() must be called before ATen is first asked whether there is a GPU, even by a dry
-// run, since ATen caches the answer.
+// Implements the functions of device.h. open_device() must be called before anything asks ATen
+// whether there is a GPU, since ATen caches the answer. This also applies to dry runs.
 #include "core/device.h"
 
 #include <ATen/Context.h>
@@ -31,7 +31,7 @@ namespace {
 
 const CudaApi* api = nullptr;
 
-/// Loads liblathe_cuda.so. Returns the reason if it can't be used, otherwise an empty string.
+/// Loads liblathe_cuda.so. Returns an empty string, or the reason if the library can't be used.
 std::string load_cuda() {
   if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == nullptr)
     return "this machine has no NVIDIA driver";
@@ -50,8 +50,8 @@ std::string load_cuda() {
   return "";
 }
 
-/// Returns the number of GPUs that the driver shows. Asks NVIDIA's management library, since CUDA
-/// itself reads CUDA_VISIBLE_DEVICES only once.
+/// Returns the number of GPUs that the driver shows. Asks NVIDIA's management library and not CUDA,
+/// since CUDA reads CUDA_VISIBLE_DEVICES only once, and choose_gpu() may still change it.
 unsigned gpus_of_driver() {
   void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
   if (library == nullptr) return 0;
@@ -69,7 +69,7 @@ unsigned gpus_of_driver() {
 void choose_gpu(int local_rank) {
   std::vector<std::string> visible;
   if (const char* named = std::getenv("CUDA_VISIBLE_DEVICES"); named != nullptr) {
-    // CUDA ignores the list from the first entry on that does not name a GPU.
+    // CUDA ignores the first entry that does not name a GPU, and all later entries.
     std::istringstream list(named);
     for (std::string gpu; std::getline(list, gpu, ',') && !gpu.empty() && gpu != "-1";)
       visible.push_back(gpu);
@@ -131,7 +131,8 @@ namespace {
 
 int processes_on_cores = 1;
 
-/// Returns the positive integer that an environment variable begins with; nullopt if there is none.
+/// Returns the positive integer at the beginning of an environment variable; nullopt if the
+/// variable is not set or does not begin with such a number.
 std::optional<int> number_in_environment(const char* name) {
   const char* text = std::getenv(name);
   int n = 0;
@@ -146,8 +147,9 @@ int max_threads() {
   return std::max({64, 2 * usable_cores(), number_in_environment("LATHE_MAX_THREADS").value_or(0)});
 }
 
-/// Returns how many of `wanted` threads can be started in addition to the running ones. ATen's
-/// pools hang if they can't start a thread, so this is tested first.
+/// Returns how many threads, up to `wanted`, can be started in addition to the running threads.
+/// ATen's thread pools hang if they can't start a thread, so call this function before ATen starts
+/// threads.
 int startable_threads(int wanted) {
   const auto running = [] {
     std::error_code error;
@@ -165,14 +167,15 @@ int startable_threads(int wanted) {
   all_started.count_down();
   for (std::thread& thread : started) thread.join();
 
-  // The system still counts a thread for a moment after it has ended.
+  // The system still counts a thread for a moment after the thread has ended, so wait until it no
+  // longer does.
   for (int i = 0; i < 1000 && running() > before; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return static_cast<int>(started.size());
 }
 
-/// Returns how many threads ATen starts in order to compute on `threads` threads. It has a pool for
-/// OpenMP and one for pthreadpool, and the calling thread is part of both.
+/// Returns how many threads ATen starts in order to compute on `threads` threads. ATen has one pool
+/// for OpenMP and one for pthreadpool, and the calling thread is part of both.
 int pool_threads(int threads) { return 2 * (threads - 1); }
 
 }  // namespace
@@ -204,7 +207,8 @@ void set_up_default_threads() {
 void configure_backend(const std::string& device, int threads, bool tf32) {
   check_threads(threads);
 
-  // ATen keeps the threads that it has started, so only a larger number has to be tested.
+  // ATen keeps the threads that it has started, so only a larger number than before has to be
+  // tested.
   static int started = 1;
   if (threads > started) {
     const int wanted = pool_threads(threads), startable = startable_threads(wanted);
@@ -219,13 +223,13 @@ void configure_backend(const std::string& device, int threads, bool tf32) {
   at::set_num_threads(threads);
 
   if (device != "cuda") return;
-  // CUBLAS_WORKSPACE_CONFIG stays unset. cuBLAS requires it for deterministic results only if it
-  // allocates its workspace itself, but ATen provides a workspace for each stream. If the variable
-  // were set, ATen would parse it again in each matrix product, which takes 0.2 ms.
+  // CUBLAS_WORKSPACE_CONFIG stays unset. cuBLAS requires this variable for deterministic results
+  // only if cuBLAS allocates its workspace itself, but ATen provides a workspace for each stream.
+  // If the variable were set, ATen would parse it again in each matrix product, which takes 0.2 ms.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   at::globalContext().setDeterministicCuDNN(true);
-  // Accumulate in float32, also across the parts into which a matrix product is split.
+  // Accumulate in float32, even across the parts into which a matrix product is split.
   at::globalContext().setAllowFP16ReductionCuBLAS(false);
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
   at::globalContext().setFloat32MatmulPrecision(tf32 ? "high" : "highest");

@@ -1,6 +1,7 @@
-// Devices. CUDA code is in a library of its own, liblathe_cuda.so, which is loaded only when a run
-// asks for CUDA. If it were linked directly, LibTorch's CUDA libraries would cost a run on a CPU
-// 350 MB of memory and up to a second.
+// Declares functions that prepare and query a run's device (CPU or GPU). CUDA code is in a separate
+// library, liblathe_cuda.so, which is loaded only when a run uses a GPU. If the binary were linked
+// to it directly, LibTorch's CUDA libraries would cost a run on a CPU 350 MB of memory and up to a
+// second.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -20,13 +21,14 @@ class Store;
 
 namespace lathe {
 
-/// The functions of liblathe_cuda.so. The current device is device 0 of those visible through
-/// CUDA_VISIBLE_DEVICES. Kernels without a comment here are documented in core/kernels/*.cuh, under
-/// the same name with the suffix _cuda. All kernels run on the current CUDA stream.
+/// The functions of liblathe_cuda.so. The current device is the first GPU that is visible through
+/// CUDA_VISIBLE_DEVICES. Kernels without a comment here are documented in core/kernels/*.cuh. Their
+/// names there have the suffix _cuda. All kernels run on the current CUDA stream.
 struct CudaApi {
   int (*device_count)();
   std::string (*device_name)();
-  std::string (*device_id)();   ///< its UUID, different for each GPU of all machines
+  std::string (*device_id)();   ///< the UUID of the GPU, which no other GPU has, not even on other
+                                ///< machines
   double (*peak_bf16_flops)();  ///< dense bfloat16 FLOP/s of the GPU; 0 if unknown
   void (*synchronize)();
   /// Makes this process a rank of a group that exchanges GPU tensors by NCCL. The ranks connect
@@ -34,11 +36,11 @@ struct CudaApi {
   /// The pointer is null if the library was built without NCCL's header.
   c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store,
                                                  int rank, int size, double timeout);
-  int64_t (*memory_free)();  ///< bytes that this process could still allocate
+  int64_t (*memory_free)();  ///< bytes that this process can still allocate on the GPU
   int64_t (*memory_used)();  ///< bytes of tensors on the GPU now
   int64_t (*memory_peak)();  ///< peak of memory_used since the start or the last reset
   void (*reset_memory_peak)();
-  int (*compute_capability)();  ///< 90 for sm_90
+  int (*compute_capability)();  ///< the compute capability, such as 90 for sm_90
   int (*multiprocessors)();
   void (*gelu_backward)(const void* x, const void* dy, void* dx, Element type, int64_t n);
   void (*gelu_backward_sums)(const void* x, const void* dy, void* dx, Element type, int64_t rows,
@@ -57,7 +59,8 @@ struct CudaApi {
   void (*cross_entropy_rows)(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets,
                              int64_t ignore, float weight, bool gradient, float* losses);
   void (*dropout)(const void* x, void* y, int64_t n, Element type, const DropoutMask& mask);
-  /// Interleaves the rows of three matrices, as interleave_cuda() in core/kernels/interleave.cuh.
+  /// Interleaves the rows of three matrices, as interleave_cuda() in core/kernels/interleave.cuh
+  /// does.
   void (*interleave)(const void* const in[3], void* out, int64_t rows, int64_t bytes);
   void (*column_sums)(Matrix x, int64_t rows, int64_t columns, float* partials, float* sums);
   void (*add)(const void* a, Element a_type, const void* b, Element b_type, void* out, int64_t n);
@@ -77,42 +80,43 @@ struct CudaApi {
                  StepControl* control);
 };
 
-/// Makes one of the visible GPUs the only one that this process sees: the one whose index is
-/// `local_rank` modulo the number of visible GPUs. Call it before open_device() in a process that
-/// shares its machine with other ranks. Does nothing if there is at most one GPU.
+/// Makes one of the visible GPUs the only GPU that this process sees. The index of this GPU is
+/// `local_rank` modulo the number of visible GPUs. Call this function before open_device() in a
+/// process that shares its machine with other ranks. Does nothing if there is at most one GPU.
 void choose_gpu(int local_rank);
-/// Prepares the device "auto", "cpu" or "cuda", and returns "cpu" or "cuda". "auto" is "cuda" if
-/// the library, the driver and a GPU are present, and otherwise "cpu". Throws Exit::usage with the
-/// reason if "cuda" is requested and not available. Call it before any other CUDA query of ATen.
+/// Prepares the device that `name` ("auto", "cpu" or "cuda") selects, and returns "cpu" or "cuda".
+/// "auto" selects "cuda" if the library, the driver and a GPU are present, and otherwise "cpu".
+/// Throws Exit::usage with the reason if "cuda" is requested and not available. Call this function
+/// before any other CUDA query of ATen.
 std::string open_device(const std::string& name);
 /// Returns the loaded CUDA library. Throws unless open_device() has returned "cuda".
 const CudaApi& cuda_api();
 
 /// Returns the instruction set that ATen's CPU kernels use: "AVX512", "AVX2", "DEFAULT", ... If
-/// Lathe's kernels use a smaller set than the machine has (core/kernels/isa.h), it is appended:
-/// "AVX2 (LATHE_ISA=avx2)".
+/// Lathe's kernels use a smaller instruction set than the machine has (core/kernels/isa.h), the
+/// name of that set is appended: "AVX2 (LATHE_ISA=avx2)".
 std::string cpu_isa();
 /// Returns the model name of the CPU or the GPU.
 std::string device_model(const std::string& device);
 /// Waits until the device has finished its work; does nothing on a CPU.
 void synchronize(const std::string& device);
-/// Returns the number of cores that this process may use, which its affinity can limit.
+/// Returns the number of cores that this process may use. The process's CPU affinity can limit it.
 int usable_cores();
 /// Returns the cores that this process may use as a string with a character for each core: '1' if
 /// the process may use it, otherwise '0'. Returns "" if the cores are unknown.
 std::string usable_core_set();
 /// Sets how many processes share the cores that this process may use, for default_threads().
 void share_cores(int processes);
-/// Returns the number of threads for train.threads = 0: OMP_NUM_THREADS if it is set to a number,
-/// otherwise the number of cores that this process may use, divided by the number of processes that
-/// share them. Throws as check_threads() does.
+/// Returns the number of threads for train.threads = 0. This is OMP_NUM_THREADS if that variable is
+/// set to a number. Otherwise, it is the number of cores that this process may use, divided by the
+/// number of processes that share the cores. Throws as check_threads() does.
 int default_threads();
 /// Throws Exit::usage if `threads` exceeds the limit: the largest of 64, twice the number of cores
 /// that this process may use, and the environment variable LATHE_MAX_THREADS.
 void check_threads(int threads);
-/// Makes ATen compute on one thread if its default number of threads exceeds the limit of
-/// check_threads() or can't be started. Call it before the first computation. Commands that choose
-/// a number of threads call configure_backend() later.
+/// Makes ATen compute on one thread if ATen's default number of threads exceeds the limit of
+/// check_threads(), or if so many threads can't be started. Call this function before the first
+/// computation. Commands that choose a number of threads call configure_backend() later.
 void set_up_default_threads();
 /// Sets the number of ATen's threads. For a GPU, also selects deterministic algorithms, and sets
 /// whether float32 matmuls and convolutions may use TF32. Throws as check_threads() does, and

@@ -1,4 +1,5 @@
-// A single value in the memory of a device, which kernels access by pointer.
+// Defines DeviceValue, a single value in the memory of a device. Kernels access the value by
+// pointer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +20,7 @@ class DeviceValue {
       : bytes_(at::empty({sizeof(T)}, at::TensorOptions().dtype(at::kByte).device(device))) {
     set(value);
   }
-  /// Returns the address on its device, for kernels.
+  /// Returns the value's address in the memory of its device, for kernels.
   T* pointer() const { return static_cast<T*>(bytes_.data_ptr()); }
   /// Returns the value. On a GPU, waits until queued kernels have finished.
   T get() const {
@@ -28,7 +29,8 @@ class DeviceValue {
     std::memcpy(&value, host.const_data_ptr(), sizeof value);
     return value;
   }
-  /// Copies the value from the host; on a GPU, in the order of the current stream.
+  /// Sets the value to a copy of `value`, which is in host memory. On a GPU, the copy is queued on
+  /// the current stream.
   void set(const T& value) {
     const at::Tensor host = at::empty({sizeof value}, at::kByte);
     std::memcpy(host.mutable_data_ptr(), &value, sizeof value);

@@ -14,9 +14,9 @@
 #include "core/memory.h"
 #include "core/mode.h"
 
-// While a thread includes the dispatch key `key`, the dispatcher calls the function that is
-// registered for this key before any other function. LibTorch provides the key for modes like this
-// one and registers nothing for it.
+// Implements dry runs with a dispatch key, called `key` below. While a thread includes this key,
+// ATen's dispatcher calls the function that is registered for the key before all other functions.
+// LibTorch provides the key for modes such as this one, and registers no functions for it.
 namespace lathe {
 namespace {
 
@@ -26,7 +26,7 @@ using Values = std::vector<c10::IValue>;
 thread_local bool dry = false;
 
 /// Returns a tensor on the meta device, without memory, with the sizes and strides of t. Returns t
-/// itself if it is undefined or not on a CPU.
+/// itself if t is undefined or not on a CPU.
 at::Tensor shape_of(const at::Tensor& t) {
   if (!t.defined() || !t.is_cpu()) return t;
   at::Tensor shape = at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
@@ -35,7 +35,7 @@ at::Tensor shape_of(const at::Tensor& t) {
   return shape;
 }
 
-/// Returns a value with each tensor in it replaced by its shape.
+/// Returns a copy of `value` in which each tensor is replaced by its shape.
 c10::IValue shape_of(const c10::IValue& value) {
   if (value.isTensor()) return shape_of(value.toTensor());
   if (value.isTensorList()) {
@@ -64,8 +64,8 @@ bool has_tensor(const Values& arguments) {
   });
 }
 
-/// Returns whether ATen can infer the results' shapes, and each result is a new tensor or one that
-/// the op writes to.
+/// Returns whether ATen can infer the shapes of the op's results, and each result is either a new
+/// tensor or an argument that the op writes to.
 bool can_be_inferred(const c10::OperatorHandle& op, const Values& arguments) {
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) || !has_tensor(arguments)) return false;
   const auto& name = op.schema().name();
@@ -99,9 +99,9 @@ const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argumen
 }
 
 /// Allocates as much memory as oneDNN does for its copies of image tensors [B, C, H, W] while it
-/// computes a convolution: oneDNN works on blocks of 16 channels. Measured with LibTorch 2.11 on
-/// AVX-512 and AVX2. `arguments`: those of aten::convolution, of which number 6 is `transposed` and
-/// number 8 is `groups`.
+/// computes a convolution. oneDNN works on blocks of 16 channels. Its memory use was measured with
+/// LibTorch 2.11 on AVX-512 and AVX2. `arguments` are the arguments of aten::convolution:
+/// arguments[6] is `transposed`, and arguments[8] is `groups`.
 class BlockedCopies {
  public:
   BlockedCopies(const at::Tensor& weight, const Values& arguments)
@@ -110,12 +110,12 @@ class BlockedCopies {
                  !arguments[6].toBool() && arguments[8].toInt() == 1),
         is_one_by_one_(weight.dim() == 4 && weight.size(2) == 1 && weight.size(3) == 1) {}
 
-  /// Returns the copy of an input; undefined if oneDNN reads it in place, as it does with fewer
-  /// than 16 channels unless the kernel is 1 x 1.
+  /// Returns the copy of an input; undefined if oneDNN reads the input in place. oneDNN does that
+  /// if the input has fewer than 16 channels and the kernel is not 1 x 1.
   at::Tensor of_input(at::IntArrayRef sizes) const {
     return is_used_ && (sizes[1] >= 16 || is_one_by_one_) ? of_output(sizes) : at::Tensor();
   }
-  /// Returns the copy of an output or of its gradient.
+  /// Returns the copy of an output or of its gradient; undefined if oneDNN makes no copies.
   at::Tensor of_output(at::IntArrayRef sizes) const {
     if (!is_used_) return {};
     constexpr int64_t block = 16;
@@ -151,13 +151,13 @@ at::Tensor convolution_result(const Values& arguments) {
 }
 
 /// Returns the results of aten::convolution_backward, which have the shapes of input, weight and
-/// bias; undefined where not requested.
+/// bias. A result that is not requested is undefined.
 std::vector<at::Tensor> convolution_gradients(const Values& arguments) {
   const at::Tensor dy = arguments[0].toTensor();
   const auto asked = arguments[10].toBoolList();
   const at::Tensor x = arguments[1].toTensor(), weight = arguments[2].toTensor();
   std::vector<at::Tensor> gradients(3);
-  // After dy, the arguments have the positions of those of aten::convolution.
+  // The arguments after dy are in the same order as those of aten::convolution.
   const BlockedCopies copies(weight, {arguments.begin() + 1, arguments.end()});
   if (asked[0]) {
     at::Tensor blocked_dy = copies.of_output(dy.sizes());
@@ -227,8 +227,8 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(count);
   const Values arguments(first, stack->end());
 
-  // While fused() records a chain, its placeholders are meta tensors, as in a real run. Ops on them
-  // run as usual, so that reading a placeholder fails as in a real run.
+  // While fused() records a chain, the chain's placeholders are meta tensors, as in a real run. Ops
+  // on placeholders run as usual, so that reading a placeholder fails as in a real run.
   const bool is_recorded =
       mode().chain != nullptr &&
       std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
@@ -246,8 +246,8 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
     return;
   }
 
-  // The gradient that a backward pass begins with is really filled, since ops check whether it is
-  // 1.
+  // Tensors of one element are really filled. One of them is the gradient that a backward pass
+  // begins with, and ops check whether it is 1.
   if (name == "aten::fill_" && arguments[0].toTensor().is_cpu() &&
       arguments[0].toTensor().numel() == 1) {
     const c10::impl::ExcludeDispatchKeyGuard outside(key);
@@ -262,7 +262,7 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
   }
 
   if (!can_be_inferred(op, arguments)) {
-    // The op runs for real; the ops that it calls are dispatched to this function again.
+    // Run the op for real. The ops that it calls are dispatched to this function again.
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     return;
   }

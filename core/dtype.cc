@@ -11,7 +11,7 @@ struct Names {
   at::ScalarType dtype;
   const char *name, *config, *safetensors;
 };
-// dtype, name, config, safetensors
+// Columns: dtype, its name, its name in configs, its name in safetensors files.
 constexpr std::array<Names, 12> all{{{at::kDouble, "float64", "fp64", "F64"},
                                      {at::kFloat, "float32", "fp32", "F32"},
                                      {at::kHalf, "float16", "fp16", "F16"},

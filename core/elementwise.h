@@ -1,5 +1,5 @@
-// Elementwise functions, computed by the kernels of chains (core/kernels/chain.h), so that a
-// function has the same bits alone and in a chain.
+// Declares elementwise functions that the kernels of chains (core/kernels/chain.h) compute. An op
+// therefore gives bitwise the same result alone as within a chain.
 #pragma once
 
 #include <ATen/core/Tensor.h>

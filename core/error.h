@@ -1,5 +1,5 @@
-// Errors that a user sees: one sentence (what, where, what to do) and an exit code. This header
-// includes no LibTorch header.
+// Defines the errors that users see. An error is a sentence (what happened, where, what to do) and
+// an exit code. This header includes no LibTorch header.
 #pragma once
 
 #include <initializer_list>
@@ -22,13 +22,15 @@ enum class Exit : int {
   busy = 8,  ///< the folder is in use by another process
   memory = 9,
   no_fit = 10,   ///< `lathe plan` found nothing that fits
-  stopped = 75,  ///< a signal or time limit, with a checkpoint written: run it again to resume
+  stopped = 75,  ///< the run wrote a checkpoint and ended after a signal or time limit; run it
+                 ///< again to resume
 };
 
 /// An error with the exit code of the process.
 class Error : public std::runtime_error {
  public:
-  /// Replaces NUL bytes in `what` by "\x00", since what() would end at the first of them.
+  /// Replaces NUL bytes in `what` by "\x00", since the string of what() would end at the first NUL
+  /// byte.
   Error(Exit code, const std::string& what);
   Exit code() const { return code_; }
 
@@ -38,9 +40,9 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/// An argument of str(), whose type only its printing function knows. str() is called with
-/// thousands of combinations of types; if each had its own code for a stream, that would be a tenth
-/// of all code.
+/// An argument of str(). Only the function that prints the argument knows its type. str() is called
+/// with thousands of combinations of types; if the compiler generated stream code for each
+/// combination, that would be a tenth of the binary's code.
 class Printable {
  public:
   Printable(const char* text) : value_(text), print_(&print_text) {}
@@ -63,13 +65,13 @@ std::string joined(std::initializer_list<Printable> parts);
 
 }  // namespace detail
 
-/// Concatenates its arguments, each printed by operator<<.
+/// Returns the concatenation of the arguments. Each argument is printed by operator<<.
 template <class... Args>
 std::string str(const Args&... args) {
   return detail::joined({detail::Printable(args)...});
 }
 
-/// Throws Error with that exit code. Its message is the concatenation of the arguments.
+/// Throws Error with the exit code `code`. The message is the concatenation of the arguments.
 template <class... Args>
 [[noreturn]] void fail(Exit code, const Args&... args) {
   detail::fail_joined(code, {detail::Printable(args)...});

@@ -12,8 +12,9 @@ int bias(const FloatFormat& f) { return (1 << (f.exponent - 1)) - 1; }
 }  // namespace
 
 double FloatFormat::largest() const {
-  // The largest number has all mantissa bits set, in the largest exponent that encodes numbers.
-  // Without infinities, this pattern is NaN, so the last bit of the mantissa is 0.
+  // The largest number has the largest exponent that encodes numbers, and all mantissa bits set. In
+  // a format without infinities, this pattern is NaN, so the last mantissa bit of the largest
+  // number is 0.
   const int top = (1 << exponent) - 1 - bias(*this) - (infinities ? 1 : 0);
   const double fraction = 2 - std::ldexp(1, -mantissa) * (infinities ? 1 : 2);
   return std::ldexp(fraction, top);
@@ -23,7 +24,7 @@ double FloatFormat::smallest_subnormal() const { return std::ldexp(1, 1 - bias(*
 double FloatFormat::epsilon() const { return std::ldexp(1, -mantissa); }
 
 const std::vector<FloatFormat>& float_formats() {
-  // name, exponent, mantissa, infinities, stored
+  // The members of each format: name, exponent, mantissa, infinities, stored.
   static const std::vector<FloatFormat> formats{{"fp32", 8, 23},       {"tf32", 8, 10, true, 32},
                                                 {"fp16", 5, 10},       {"bf16", 8, 7},
                                                 {"e4m3", 4, 3, false}, {"e5m2", 5, 2}};

@@ -1,5 +1,5 @@
-// Floating-point formats, described by the layout of their bits. IEEE 754-2019; Kalamkar et al.
-// 2019 (bfloat16); Micikevicius et al. 2022 (e4m3, e5m2).
+// Describes floating-point formats by the layout of their bits. References: IEEE 754-2019; Kalamkar
+// et al. 2019 (bfloat16); Micikevicius et al. 2022 (e4m3, e5m2).
 #pragma once
 
 #include <string>
@@ -7,14 +7,16 @@
 
 namespace lathe {
 
-/// A sign, `exponent` bits with a bias of 2^(exponent - 1) - 1, and `mantissa` bits with a leading
-/// 1 that is not stored.
+/// A format with a sign bit, `exponent` bits with a bias of 2^(exponent - 1) - 1, and `mantissa`
+/// bits, before which a leading 1 is implied.
 struct FloatFormat {
   const char* name;
   int exponent, mantissa;
-  bool infinities = true;  ///< the largest exponent encodes infinities and NaN; false: it encodes
-                           ///< numbers, except that all bits set are NaN
-  int stored = 0;          ///< bits in memory if they are more than those of the format; else 0
+  bool infinities = true;  ///< true: the largest exponent encodes infinities and NaN; false: it
+                           ///< encodes numbers, except that NaN has all exponent and mantissa bits
+                           ///< set
+  int stored = 0;          ///< number of bits that a number takes in memory, if there are unused
+                           ///< bits; otherwise 0
 
   int bits() const { return stored > 0 ? stored : 1 + exponent + mantissa; }
   double largest() const;             ///< largest finite number

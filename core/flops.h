@@ -1,6 +1,7 @@
-// Floating-point operations, counted from shapes. A multiply-add counts as two. The FLOPs of
-// matmuls are counted separately: MFU (model FLOPs utilization) is computed from them, and the
-// formula of 6 FLOPs per parameter and token predicts them.
+// Defines counts of floating-point operations (FLOPs), which are computed from shapes. A
+// multiply-add counts as two FLOPs. The FLOPs of matmuls are counted separately, because MFU (model
+// FLOPs utilization) is computed from this number. The formula of 6 FLOPs per parameter and token
+// also predicts only the FLOPs of matmuls.
 #pragma once
 
 namespace lathe {
@@ -16,7 +17,7 @@ struct Flops {
   }
 };
 
-/// The FLOPs of one op: those of a forward pass, and those of its backward pass.
+/// The FLOPs of one op in the forward pass and in the backward pass.
 struct OpFlops {
   Flops forward, backward;
 };

@@ -10,11 +10,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The names of a control group's files.
+/// The names of the files that describe a control group's memory.
 struct GroupFiles {
   const char* limit;
   const char* used;
-  const char* cached[2];  ///< what the page cache's lines of memory.stat begin with
+  const char* cached[2];  ///< beginnings of the lines in memory.stat that contain the size of the
+                          ///< page cache
 };
 constexpr GroupFiles version_1{.limit = "memory.limit_in_bytes",
                                .used = "memory.usage_in_bytes",
@@ -22,7 +23,8 @@ constexpr GroupFiles version_1{.limit = "memory.limit_in_bytes",
 constexpr GroupFiles version_2{
     .limit = "memory.max", .used = "memory.current", .cached = {"inactive_file ", "active_file "}};
 
-/// Returns the integer at the beginning of a file; nullopt for "max" and for a missing file.
+/// Returns the integer at the beginning of a file; nullopt if the file begins with "max" or is
+/// missing.
 std::optional<int64_t> number_in(const fs::path& path) {
   std::ifstream file(path);
   int64_t n = 0;
@@ -54,8 +56,8 @@ int64_t free_memory(const fs::path& root) {
     if (line.starts_with("MemAvailable:")) free = 1024 * std::stoll(line.substr(13));
   }
 
-  // The lines have the form ID:CONTROLLERS:PATH, and CONTROLLERS is empty for version 2. The limits
-  // of all parent groups apply too. Within a container, the folders of parents may not exist.
+  // Each line has the form ID:CONTROLLERS:PATH. CONTROLLERS is empty for version 2. The limits of
+  // all parent groups apply too. Within a container, the folders of parents may not exist.
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);

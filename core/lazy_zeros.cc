@@ -38,7 +38,7 @@ at::Tensor lazy_zeros(at::IntArrayRef sizes, const at::TensorOptions& options, i
     fail(Exit::memory, "out of memory: the system has no ", bytes,
          " bytes of addresses left for a gradient; make the vocabulary or the model smaller");
   }
-  // In a huge page, the first write would take 2 MB.
+  // If the memory consisted of huge pages, the first write to a page would take 2 MB.
   ::madvise(memory, static_cast<size_t>(bytes), MADV_NOHUGEPAGE);
 
   auto* const mapping = new Mapping{.begin = memory, .bytes = bytes, .counted = CountedMemory()};
@@ -69,7 +69,8 @@ void add_to(at::Tensor& t, const at::Tensor& other) {
 }
 
 int64_t bytes_of_scattered_rows(int64_t count, int64_t row_bytes) {
-  // A row that does not fill its pages shares the first and the last one with its neighbors.
+  // A row that does not fill complete pages shares its first and its last page with neighboring
+  // rows.
   const bool fills_pages = row_bytes % page_bytes == 0;
   return count * page_bytes *
          (fills_pages ? row_bytes / page_bytes : (row_bytes + page_bytes - 1) / page_bytes + 1);

@@ -14,11 +14,12 @@ namespace lathe {
 namespace {
 
 constexpr size_t page = 4096;
-constexpr size_t reserved_address_bytes = size_t{1} << 42;  // 4 TiB, into which blocks are mapped
+constexpr size_t reserved_address_bytes = size_t{1} << 42;  // 4 TiB of addresses, to which blocks
+                                                            // are mapped
 
 constexpr int without_memory = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
-/// Reserves addresses that take no memory. Throws Exit::memory if the system refuses.
+/// Reserves addresses that take no memory. Throws Exit::memory if the system has no such addresses.
 std::byte* reserve_addresses(size_t bytes, int protection) {
   void* const addresses = mmap(nullptr, bytes, protection, without_memory, -1, 0);
   if (addresses == MAP_FAILED) {
@@ -31,7 +32,8 @@ std::byte* reserve_addresses(size_t bytes, int protection) {
 
 }  // namespace
 
-/// The file and its addresses: offset o of the file is mapped to begin + o.
+/// The scratch file and the addresses to which it is mapped: offset o of the file is mapped to
+/// begin + o.
 struct MappedMemory::State {
   explicit State(const fs::path& folder) {
     if (is_dry_run()) return;
@@ -49,15 +51,15 @@ struct MappedMemory::State {
   std::byte* begin = nullptr;
   std::optional<ScratchWatch> watch;
   std::mutex mutex;
-  uint64_t end = 0;  // where the next block begins
+  uint64_t end = 0;  // offset in the file at which the next block begins
   std::atomic<int64_t> bytes{0};
 };
 
-/// The context of a DataPtr.
+/// The context of a DataPtr, which describes a block of memory.
 struct MappedMemory::Block {
   std::shared_ptr<State> state;
   uint64_t offset;
-  size_t bytes;  // whole pages
+  size_t bytes;  // size of the block, in complete pages
   std::byte* data = nullptr;
 };
 
@@ -92,8 +94,8 @@ void MappedMemory::free(void* context) {
     munmap(block->data, block->bytes);
     return;
   }
-  // Replace the mapping by one without access, so that no other mapping gets these addresses. If
-  // this fails, the old mapping stays.
+  // Replace the mapping by one that permits no access, so that no other mapping gets these
+  // addresses. If this fails, the old mapping stays.
   (void)mmap(block->data, block->bytes, PROT_NONE, without_memory | MAP_FIXED, -1, 0);
   s.file->discard(block->offset, block->bytes);
 }
@@ -109,7 +111,7 @@ void MappedMemory::prefetch(const c10::DataPtr& data) {
 
 void MappedMemory::release(const c10::DataPtr& data) {
   const Block& block = *static_cast<const Block*>(data.get_context());
-  // madvise() does not drop the contents of a shared mapping: a changed page stays in the page
+  // madvise() does not drop the contents of a shared mapping. A changed page stays in the page
   // cache.
   if (block.state->file) madvise(block.data, block.bytes, MADV_DONTNEED);
 }

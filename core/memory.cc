@@ -1,8 +1,8 @@
-// Blocks up to 4 KB come from the C library, larger ones from segments. A training step in steady
-// state requests no memory from the system (tested over steps 3 to 103). When no block fits,
-// completely free segments are returned before another is allocated, so reserved memory stays
-// within 1.3 times the peak of live memory, also with changing shapes
-// (tests/core/allocator_test.cc).
+// Implements the allocator of memory.h. Blocks up to 4 KB come from the C library, and larger
+// blocks from segments. A training step in steady state requests no memory from the system (tested
+// over steps 3 to 103). When no free block is large enough, completely free segments are returned
+// to the system before another segment is allocated. Reserved memory therefore stays within 1.3
+// times the peak of memory in use, even with changing shapes (tests/core/allocator_test.cc).
 #include "core/memory.h"
 
 #include <c10/core/Allocator.h>
@@ -35,16 +35,18 @@
 namespace lathe {
 namespace {
 
-constexpr size_t header_bytes = 64;  // keeps the data after it 64-byte aligned
+constexpr size_t header_bytes = 64;  // a multiple of 64, so that the data after the header are
+                                     // 64-byte aligned
 constexpr size_t huge = size_t{2} << 20;
 constexpr size_t small_page = 4096;
-// Blocks up to this size, header included, come from the C library, and are cached by size.
+// Blocks up to this size, including the header, come from the C library, and are cached by size.
 constexpr size_t small = 4096;
-constexpr size_t min_remainder = 1024;  // smallest remainder that is split off as a block
+constexpr size_t min_remainder = 1024;  // the smallest remainder of a block that is split off as a
+                                        // separate block
 
-// The address sanitizer does not know of blocks that are cut from a segment or kept for the next
-// tensor, so they are marked for it: a tensor may access exactly its own bytes, and each block ends
-// with bytes that nothing may access.
+// The address sanitizer does not know the blocks that are cut from a segment or kept for the next
+// tensor. Blocks are therefore marked for the sanitizer: only the bytes that a tensor requested may
+// be accessed, and each block ends with bytes that may never be accessed.
 #ifdef LATHE_ASAN
 constexpr size_t guard_bytes = 64;
 void close_memory(const void* p, size_t n) { ASAN_POISON_MEMORY_REGION(p, n); }
@@ -57,15 +59,16 @@ void open_memory(const void*, size_t) {}
 
 class CachingAllocator;
 
-/// The header in front of each block's data. Larger blocks are cut from segments: memory from the
-/// system that starts on a huge page. The blocks of a segment form a list in the order of their
-/// addresses.
+/// The header in front of each block's data. Blocks larger than 4 KB are cut from segments. A
+/// segment is memory from the system that begins at a huge page. The blocks of a segment form a
+/// list in the order of their addresses.
 struct Header {
-  size_t block = 0;  // bytes of the block, header included
-  size_t used = 0;   // bytes that the tensor requested, as the category counts them
+  size_t block = 0;  // bytes of the block, including the header
+  size_t used = 0;   // bytes that the tensor requested, which are counted in the category
   Header *before = nullptr, *after = nullptr;
-  Header* segment = nullptr;              // the first block of its segment
-  CachingAllocator* allocator = nullptr;  // the allocator that the block returns to
+  Header* segment = nullptr;              // the first block of this block's segment
+  CachingAllocator* allocator = nullptr;  // the allocator to which the block returns when it is
+                                          // freed
   Memory category = Memory::other;
   bool small = false;
   bool free = false;
@@ -76,17 +79,17 @@ thread_local Memory current = Memory::other;
 
 size_t round_to(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
-/// Returns the size class of a small block, header included: multiples of 64 up to 512, then eight
-/// classes for each power of two.
+/// Returns the size class of a small block with its header. Size classes are multiples of 64 up to
+/// 512; above 512, there are eight classes for each power of two.
 size_t small_size(size_t bytes) {
   return round_to(bytes, bytes <= 512 ? 64 : std::bit_floor(bytes - 1) / 8);
 }
 
-/// Returns memory that consists of complete huge pages, or null if the system has none. With
-/// `phantom`, the memory is only reserved: the system commits a small page when it is first
-/// written.
+/// Returns memory that consists of complete huge pages; null if the system has no memory. If
+/// `phantom` is true, the memory is only reserved, and the system commits a small page at the first
+/// write to the page.
 void* from_system(size_t bytes, bool phantom) {
-  // Map one more huge page than needed, then unmap both ends, so that the segment starts on a huge
+  // Map one more huge page than needed, then unmap both ends, so that the segment begins at a huge
   // page.
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (phantom ? MAP_NORESERVE : 0);
   void* map = mmap(nullptr, bytes + huge, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -99,9 +102,10 @@ void* from_system(size_t bytes, bool phantom) {
   return aligned;
 }
 
-/// Orders free blocks by size, then address: the first that is large enough is the best fit.
+/// Orders free blocks by size, then by address. In this order, the first block that is large enough
+/// is the best fit.
 struct BySize {
-  using is_transparent = void;  // a size finds the first block of at least that many bytes
+  using is_transparent = void;  // allows searches for the first block of at least a given size
   bool operator()(const Header* a, const Header* b) const {
     return a->block != b->block ? a->block < b->block : std::less<>()(a, b);
   }
@@ -130,7 +134,7 @@ class CachingAllocator final : public c10::Allocator {
       close_memory(data, header->block - header_bytes);
       open_memory(data, n);
     }
-    // Reads in a dry run give 0, but memory of the C library may have other contents.
+    // In a dry run, memory must read as 0, but memory from the C library may have other contents.
     if (phantom_ && header->small) std::memset(data, 0, n);
     return {data, data, &release, c10::DeviceType::CPU};
   }
@@ -151,7 +155,8 @@ class CachingAllocator final : public c10::Allocator {
     release_free_segments();
   }
 
-  /// Counts memory from elsewhere; a negative number when it is freed.
+  /// Counts memory that does not come from this allocator. `bytes` is negative when such memory is
+  /// freed.
   void count_other(Memory category, int64_t bytes) {
     std::lock_guard lock(mutex_);
     stats_.reserved += bytes;
@@ -184,7 +189,8 @@ class CachingAllocator final : public c10::Allocator {
     return header->category;
   }
 
-  // Never destroyed: tensors with static storage may be freed after it.
+  // Returns the normal allocator. It is never destroyed, since tensors with static storage may be
+  // freed at the very end.
   static CachingAllocator& real() {
     static auto* allocator = new CachingAllocator(/*phantom=*/false);
     return *allocator;
@@ -194,8 +200,8 @@ class CachingAllocator final : public c10::Allocator {
   static inline CachingAllocator* in_use = nullptr;
 
  private:
-  /// Returns whether a block is marked for the address sanitizer. Segments of a phantom allocator
-  /// are not: their shadow bytes would take real memory.
+  /// Returns whether a block is marked for the address sanitizer. Blocks in the segments of a
+  /// phantom allocator are not marked, since their shadow bytes would take real memory.
   bool is_marked(const Header& block) const { return block.small || !phantom_; }
 
   static void release(void* data) {
@@ -229,8 +235,8 @@ class CachingAllocator final : public c10::Allocator {
   Header* take(size_t bytes) {
     auto found = free_.lower_bound(bytes);
     if (found == free_.end()) {
-      // All free blocks are too small. Return unused segments before requesting another, so that
-      // reserved memory stays near what is needed.
+      // All free blocks are too small. Return unused segments before requesting another segment, so
+      // that reserved memory stays near the required size.
       release_free_segments();
       if (!grow(bytes)) return nullptr;
       found = free_.lower_bound(bytes);
@@ -240,7 +246,7 @@ class CachingAllocator final : public c10::Allocator {
     free_.erase(found);
     header->free = false;
 
-    // Split off what is not needed, unless it is too small to be useful.
+    // Split off the remainder of the block, unless it is too small to be useful.
     if (header->block >= bytes + min_remainder) {
       char* const behind = reinterpret_cast<char*>(header) + bytes;
       open_memory(behind, header_bytes);
@@ -256,8 +262,8 @@ class CachingAllocator final : public c10::Allocator {
       free_.insert(rest);
     }
 
-    // Raise `touched` to the highest address handed out in the segment, rounded up to a page. The
-    // system may have made all memory below it resident.
+    // Raise `touched` to the end of this block within the segment, rounded up to a page. All memory
+    // below this position may be resident.
     Segment& segment = segments_.at(header->segment);
     const auto end = static_cast<size_t>(reinterpret_cast<char*>(header) -
                                          reinterpret_cast<char*>(header->segment)) +
@@ -277,7 +283,7 @@ class CachingAllocator final : public c10::Allocator {
       first->block += second->block;
       first->after = second->after;
       if (first->after != nullptr) first->after->before = first;
-      // Unwritten memory of a phantom allocator must read as 0, so erase the header.
+      // Free memory of a phantom allocator must read as 0, so erase the header of the second block.
       if (phantom_) std::memset(static_cast<void*>(second), 0, header_bytes);
     };
     if (Header* after = header->after; after != nullptr && after->free) {
@@ -293,13 +299,13 @@ class CachingAllocator final : public c10::Allocator {
     free_.insert(header);
   }
 
-  /// Adds a segment for a block of `bytes`. If the system has enough memory, the segment has at
-  /// least an eighth of the peak or 16 huge pages, whichever is less, so that there are few
-  /// segments. Returns false if the system has no memory.
+  /// Adds a segment for a block of `bytes` bytes. If the system has enough memory, the size of the
+  /// segment is at least an eighth of the peak, or 16 huge pages if that is less, so that there are
+  /// few segments. Returns false if the system has no memory.
   ///
-  /// If the block needs little of the segment's last huge page, as a block of 4 MB with its header
-  /// does, that part of the segment gets small pages. Otherwise, writing a few bytes there would
-  /// make 2 MB resident.
+  /// If the block needs only a small part of the segment's last huge page, as a block with 4 MB of
+  /// data and a header does, the memory of that huge page gets small pages. Otherwise, writing a
+  /// few bytes there would make 2 MB resident.
   bool grow(size_t bytes) {
     const size_t share = std::min(static_cast<size_t>(stats_.total_peak) / 8, 16 * huge);
     void* memory = nullptr;
@@ -321,7 +327,7 @@ class CachingAllocator final : public c10::Allocator {
     return true;
   }
 
-  /// Returns segments that hold no used block to the system.
+  /// Returns segments without used blocks to the system.
   void release_free_segments() {
     for (auto at = segments_.begin(); at != segments_.end();) {
       Header* segment = at->first;
@@ -362,10 +368,11 @@ class CachingAllocator final : public c10::Allocator {
   std::unordered_map<size_t, std::vector<Header*>> free_small_;
   std::set<Header*, BySize> free_;
   struct Segment {
-    size_t huge_bytes;   // at its start that are in huge pages; small pages follow
-    size_t touched = 0;  // bytes at its start that are resident, as far as is known
+    size_t huge_bytes;   // bytes at the beginning of the segment that are in huge pages; the
+                         // remaining bytes are in small pages
+    size_t touched = 0;  // bytes at the beginning of the segment that may be resident
   };
-  // The segments by their first block. A free segment consists of that block alone.
+  // Maps the first block of each segment to the segment. In a free segment, this is the only block.
   std::map<Header*, Segment> segments_;
   MemoryStats stats_;
 };
@@ -406,14 +413,14 @@ int64_t rss_bytes() { return status_bytes("VmRSS:").value_or(0); }
 void reset_peak_rss() {
   CachingAllocator::instance().trim();
   malloc_trim(0);
-  // proc(5): 5 resets the peak.
+  // Writing 5 resets the peak; see proc(5).
   std::ofstream("/proc/self/clear_refs") << 5;
 }
 void reset_memory_peaks() { CachingAllocator::instance().reset_peaks(); }
 
 DryRunMemory::DryRunMemory() {
   CachingAllocator::in_use =
-      new CachingAllocator(/*phantom=*/true);  // never deleted: blocks may return to it later
+      new CachingAllocator(/*phantom=*/true);  // never deleted, since blocks may return to it later
   c10::SetAllocator(c10::DeviceType::CPU, CachingAllocator::in_use, /*priority=*/1);
 }
 DryRunMemory::~DryRunMemory() {

@@ -1,7 +1,7 @@
-// The allocator of ATen's CPU tensors, which caches and counts memory. Blocks are cut from segments
-// by best fit, and merged again when they are freed. A training step in steady state therefore
-// requests no memory from the system, and reserved memory follows the peak of memory in use. Every
-// byte in use belongs to a category.
+// Declares the allocator of ATen's CPU tensors, which caches and counts memory. Blocks are cut from
+// segments by best fit, and merged again when they are freed. A training step in steady state
+// therefore requests no memory from the system, and reserved memory follows the peak of memory in
+// use. Every byte in use belongs to a category.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -31,19 +31,19 @@ struct MemoryStats {
   std::array<int64_t, memory_names.size()> used{};  ///< bytes in use now, by category
   std::array<int64_t, memory_names.size()> peak{};  ///< peak of each category
   int64_t total = 0, total_peak = 0;                ///< bytes in use, over all categories
-  int64_t reserved = 0;  ///< bytes held from the system, in use or cached
-  /// Bytes of `reserved` that have been allocated at least once, and so are resident.
+  int64_t reserved = 0;  ///< bytes that were obtained from the system and are in use or cached
+  /// Bytes of `reserved` that have been allocated at least once and may therefore be resident.
   int64_t touched = 0, touched_peak = 0;
-  int64_t blocks = 0;  ///< segments and small blocks held from the system
+  int64_t blocks = 0;  ///< number of segments and small blocks that were obtained from the system
 };
 
-/// Makes ATen use this allocator for CPU tensors. Call it before the first tensor is created;
-/// further calls do nothing.
+/// Makes ATen use this allocator for CPU tensors. Call this function before the first tensor is
+/// created. Further calls do nothing.
 void install_allocator();
 /// Returns the counts of this process. Thread-safe.
 MemoryStats memory_stats();
-/// Returns the peak of this process's resident memory in bytes, since the last reset_peak_rss() if
-/// there was one.
+/// Returns the peak of this process's resident memory in bytes since the start of the process or
+/// the last reset_peak_rss().
 int64_t peak_rss_bytes();
 /// Returns the resident memory of this process now; 0 if the system does not report it.
 int64_t rss_bytes();
@@ -53,22 +53,22 @@ void reset_peak_rss();
 /// Resets every peak of memory_stats() to the current value.
 void reset_memory_peaks();
 
-/// Counts a tensor's storage in another category from now on. Does nothing if the storage is not
-/// from this allocator.
+/// Moves a tensor's storage to another category. Does nothing if the storage is not from this
+/// allocator.
 void recategorize(const c10::DataPtr& data, Memory category);
 
 /// Returns the category of a tensor's storage; Memory::other if it is not from this allocator.
 Memory category_of(const c10::DataPtr& data);
 
-/// Counts memory that does not come from the allocator, in the category that is current where this
-/// object is created, until it is destroyed.
+/// Counts memory that does not come from the allocator, until destroyed. The memory is counted in
+/// the category that is current when this object is created.
 class CountedMemory {
  public:
   CountedMemory();
   ~CountedMemory();
   CountedMemory(const CountedMemory&) = delete;
   CountedMemory& operator=(const CountedMemory&) = delete;
-  /// Counts more bytes, as resident memory that is in use.
+  /// Counts `bytes` more bytes as resident memory in use.
   void add(int64_t bytes);
   int64_t bytes() const { return bytes_; }
 
@@ -82,21 +82,22 @@ class CountedMemory {
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  /// Returns a block, which its deleter frees. Throws if there is no space.
+  /// Returns a block. The deleter of the returned pointer frees the block. Throws if there is no
+  /// space.
   virtual c10::DataPtr allocate(size_t bytes) = 0;
 };
 
-/// While alive, allocations of this thread in `category` with at least `least` bytes come from
-/// `source`. They are not counted, and their category is Memory::other. Only the innermost guard of
-/// a thread applies.
+/// Makes allocations of this thread in `category` with at least `least` bytes come from `source`,
+/// until destroyed. These allocations are not counted, and their category is Memory::other. Only
+/// the innermost guard of a thread applies.
 class UseMemorySource {
  public:
   UseMemorySource(MemorySource& source, Memory category, size_t least);
   ~UseMemorySource();
   UseMemorySource(const UseMemorySource&) = delete;
   UseMemorySource& operator=(const UseMemorySource&) = delete;
-  /// Returns a block from the source of this thread's innermost guard, or a null pointer if there
-  /// is no guard or it does not apply to this category and size.
+  /// Returns a block from the source of this thread's innermost guard; a null pointer if there is
+  /// no guard, or if the guard does not apply to this category and size.
   static c10::DataPtr allocate(Memory category, size_t bytes);
 
  private:
@@ -106,10 +107,10 @@ class UseMemorySource {
   UseMemorySource* outer_;
 };
 
-/// While alive, CPU tensors get reserved, uncommitted memory: pages are committed when they are
-/// first written. A separate allocator provides this memory and behaves as the normal one would in
-/// a new process. memory_stats() returns the counts of the separate allocator. Only one
-/// DryRunMemory may be alive.
+/// Makes CPU tensors get reserved, uncommitted memory until destroyed. A page of this memory is
+/// committed at the first write to the page. A separate allocator provides the memory; it behaves
+/// as the normal allocator does in a new process. memory_stats() returns the counts of the separate
+/// allocator. A process can have only one DryRunMemory object at a time.
 class DryRunMemory {
  public:
   DryRunMemory();
@@ -118,7 +119,7 @@ class DryRunMemory {
   DryRunMemory& operator=(const DryRunMemory&) = delete;
 };
 
-/// While alive, allocations of the calling thread belong to `category`.
+/// Makes allocations of the calling thread belong to `category` until destroyed.
 class MemoryScope {
  public:
   explicit MemoryScope(Memory category);

@@ -1,5 +1,5 @@
-// Named ranges on a thread's timeline, which LibTorch's profilers show in Kineto traces or as NVTX
-// ranges.
+// Declares named ranges on a thread's timeline. LibTorch's profilers show them in Kineto traces or
+// as NVTX ranges.
 #pragma once
 
 #include <string>
@@ -8,8 +8,9 @@
 
 namespace lathe {
 
-/// A user scope of ATen's RecordFunction, from construction to destruction, with the name that
-/// `name()` returns. Does nothing unless Mode::ranges is set. Construct it on the stack.
+/// A user scope of ATen's RecordFunction that lasts from construction to destruction. The name of
+/// the scope is the result of `name()`. Does nothing if Mode::ranges is false. Construct it on the
+/// stack.
 class NamedRange {
  public:
   template <class Name>

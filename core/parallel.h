@@ -1,4 +1,4 @@
-// Loops on ATen's threads.
+// Defines loops that run on ATen's threads.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -10,13 +10,14 @@
 
 namespace lathe {
 
-/// Calls f(first, last) on ATen's threads for parts of [begin, end): at most one part for each
-/// `grain` indices, rounded up. Does nothing in a dry run. All loops of kernels use this function.
+/// Calls f(first, last) on ATen's threads for parts of [begin, end). There is at most one part for
+/// each `grain` indices, rounded up. Does nothing in a dry run. All loops of kernels use this
+/// function.
 template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   if (is_dry_run()) return;
   ThreadLog* log = ThreadLog::active().load(std::memory_order_relaxed);
-  if (log != nullptr && at::in_parallel_region()) log = nullptr;  // the outer loop records it
+  if (log != nullptr && at::in_parallel_region()) log = nullptr;  // the outer loop is recorded
   const Clock::time_point start = log != nullptr ? Clock::now() : Clock::time_point();
   at::parallel_for(begin, end, grain, [&f, log](int64_t first, int64_t last) {
     const RecordWork note(log, loop_work, log != nullptr ? at::get_thread_num() : 0);

@@ -17,28 +17,28 @@ namespace lathe {
 namespace {
 
 constexpr int64_t block = 64, scale_block = 256;
-// Number of elements that are converted at a time. Both are multiples of block * scale_block, so a
-// part never splits a block of scales. large_part, on GPUs, keeps the number of kernel launches
-// low; small_part keeps the float32 copy small.
+// The numbers of elements that are converted together. Both are multiples of block * scale_block,
+// so a part never splits a block of scales. large_part is for GPUs, and keeps the number of kernel
+// launches low. small_part keeps the float32 copy small.
 constexpr int64_t small_part = 1 << 18, large_part = 1 << 24;
 
 int64_t up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/// Returns the elements of t in rows of `width` elements, the last row padded with zeros.
+/// Returns the elements of t in rows of `width` elements. The last row is padded with zeros.
 at::Tensor in_rows(const at::Tensor& t, int64_t width) {
   return at::constant_pad_nd(t, {0, up(t.numel(), width) - t.numel()}).view({-1, width});
 }
 
-/// Returns each row's largest absolute value divided by `levels`: [rows, 1].
+/// Returns the scales [rows, 1]: the largest absolute value of each row, divided by `levels`.
 at::Tensor row_scales(const at::Tensor& rows, double levels) {
   return rows.abs().amax(1, /*keepdim=*/true) / levels;
 }
-/// Divides rows by their scales; a row of zeros stays zero.
+/// Divides rows by their scales. A row of zeros stays zero.
 at::Tensor over(const at::Tensor& rows, const at::Tensor& by) {
   return rows / at::where(by.gt(0), by, 1.0);
 }
 
-/// Returns [256, 2]: the two values of each byte.
+/// Returns a tensor [256, 2] with the two values that each byte encodes.
 at::Tensor nf4_table() {
   std::vector<float> pairs;
   for (size_t byte = 0; byte < 256; ++byte) {
@@ -51,8 +51,8 @@ at::Tensor nf4_table() {
 }  // namespace
 
 const std::vector<float>& nf4_levels() {
-  // Dettmers et al. 2023 (QLoRA), appendix E: quantiles of N(0, 1), eight above zero, zero, seven
-  // below, divided by the largest.
+  // The levels are quantiles of N(0, 1), divided by the largest: eight above zero, zero, and seven
+  // below zero (Dettmers et al. 2023, "QLoRA", appendix E).
   static const std::vector<float> levels{-1.0f,
                                          -0.6961928009986877f,
                                          -0.5250730514526367f,
@@ -78,7 +78,7 @@ QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double
   LATHE_CHECK(t.is_floating_point() && numel_ > 0,
               "quantized: needs a floating-point tensor with at least one element");
   const at::Tensor flat = t.reshape(-1);
-  // Storage covers whole blocks; the padding of the last block is zeros.
+  // The codes fill complete blocks. The last block is padded with zeros.
   const int64_t whole = up(numel_, block);
   codes_ = at::empty({format == Format::nf4 ? whole / 2 : whole},
                      format == Format::nf4 ? at::kByte : at::kChar);
@@ -91,7 +91,7 @@ QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double
     middles.push_back((nf4_levels()[i] + nf4_levels()[i + 1]) / 2);
   const at::Tensor boundaries = at::tensor(middles);
 
-  // One part at a time, so that the float32 copy stays small.
+  // Quantize one part at a time, so that the float32 copy stays small.
   for (int64_t begin = 0; begin < numel_; begin += small_part) {
     const int64_t n = std::min(small_part, numel_ - begin), n_whole = up(n, block);
     const at::Tensor rows =
@@ -103,7 +103,7 @@ QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double
     if (format == Format::int8) {
       codes_.slice(0, begin, begin + n_whole).copy_(scaled.round_());
     } else {
-      // Two codes share a byte, the first in the upper half.
+      // Two codes share a byte. The first code is in the upper half.
       const at::Tensor pairs =
           at::bucketize(scaled, boundaries, /*out_int32=*/true).to(at::kByte).view({-1, 2});
       codes_.slice(0, begin / 2, (begin + n_whole) / 2)
@@ -111,8 +111,8 @@ QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double
     }
   }
 
-  // Double quantization: scales are never negative, so their mean is subtracted to use both signs
-  // of int8.
+  // Quantize the scales for double quantization. Scales are never negative, so subtract their mean
+  // to use both signs of int8.
   if (double_quant) {
     scale_mean_ = scales_.mean();
     const at::Tensor rows = in_rows(scales_ - scale_mean_, scale_block);
@@ -130,7 +130,7 @@ QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double
 at::Tensor QuantizedTensor::scales(int64_t first_block, int64_t blocks) const {
   at::Tensor s = scales_.slice(0, first_block, first_block + blocks);
   if (!scale_scales_.defined()) return s;
-  // Parts begin at the start of a block of scales.
+  // A part begins at the beginning of a block of scales.
   const int64_t first = first_block / scale_block, groups = up(blocks, scale_block) / scale_block;
   const at::Tensor by = scale_scales_.slice(0, first, first + groups).unsqueeze(1);
   return (in_rows(s.to(at::kFloat), scale_block) * by).view(-1).slice(0, 0, blocks) + scale_mean_;

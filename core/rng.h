@@ -1,7 +1,7 @@
-// Counter-based randomness: every number is a pure function of the seed, the purpose, the index and
-// the step. There is no hidden generator state, so resuming needs only the step, and a dropout mask
-// does not depend on how the batch is split. The generator is Philox4x32-10: Salmon, Moraes, Dror
-// and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// Defines counter-based random numbers. Every number is a pure function of the seed, the purpose,
+// the index and the step. There is no hidden generator state, so a resumed run needs only the step,
+// and a dropout mask does not depend on how the batch is split. The generator is Philox4x32-10
+// (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 #pragma once
 
 #include <array>
@@ -18,8 +18,8 @@ struct RngKey {
   uint32_t k0 = 0, k1 = 0;
 };
 
-/// Returns ten rounds of Philox4x32: four independent uniform 32-bit numbers for a counter under a
-/// key.
+/// Applies ten rounds of Philox4x32 to the counter `c` with a key. Returns four independent,
+/// uniformly distributed 32-bit numbers.
 inline Philox4 philox(Philox4 c, RngKey key) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53u} * c[0], b = uint64_t{0xCD9E8D57u} * c[2];
@@ -31,7 +31,7 @@ inline Philox4 philox(Philox4 c, RngKey key) {
   return c;
 }
 
-/// Returns the counter of block `index` (four numbers each) at a step.
+/// Returns the counter of block `index` at a step. A block has four numbers.
 inline Philox4 counter(uint64_t index, uint64_t step) {
   return {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
           static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)};
@@ -44,8 +44,8 @@ constexpr uint64_t hash_name(std::string_view text) {
   return h;
 }
 
-/// Returns the key of a stream: the run's seed mixed with the purpose of the numbers. Finalizer:
-/// splitmix64 (Steele et al. 2014).
+/// Returns the key of a stream, which is the run's seed mixed with the purpose of the numbers. The
+/// bits are mixed by the finalizer of splitmix64 (Steele et al. 2014).
 constexpr RngKey make_key(uint64_t seed, uint64_t purpose) {
   uint64_t z = (seed + 0x9e3779b97f4a7c15u) ^ (purpose * 0xbf58476d1ce4e5b9u);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -54,15 +54,15 @@ constexpr RngKey make_key(uint64_t seed, uint64_t purpose) {
   return {static_cast<uint32_t>(z), static_cast<uint32_t>(z >> 32)};
 }
 
-/// Converts 32 random bits to a uniform number in (0, 1): never 0 or 1.
+/// Converts 32 random bits to a uniform number in (0, 1), which is never 0 or 1.
 inline double unit(uint32_t x) { return (x + 0.5) * 0x1p-32; }
 
-/// A keyed permutation of [0, n) in O(1) memory: a balanced Feistel network of four rounds, each
-/// with a call of philox(), over the next power of four. It is applied repeatedly until the value
-/// is below n (cycle walking, Black and Rogaway 2002).
+/// A keyed permutation of [0, n) in O(1) memory. It is a balanced Feistel network of four rounds
+/// over the next power of four. Each round calls philox(). The network is applied repeatedly until
+/// the value is below n (cycle walking, Black and Rogaway 2002).
 class Permutation {
  public:
-  /// Permutes [0, n), where n >= 1.
+  /// Creates a permutation of [0, n), where n >= 1.
   Permutation(uint64_t n, RngKey key);
   /// Returns the position to which i moves. i must be below n.
   uint64_t operator()(uint64_t i) const;

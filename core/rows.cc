@@ -12,10 +12,13 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t shortest = 16, longest = 1 << 15;  // elements of a row
-constexpr int64_t grain = 1 << 14;                   // elements that are worth a thread
+constexpr int64_t shortest = 16, longest = 1 << 15;  // smallest and largest number of elements of a
+                                                     // row
+constexpr int64_t grain = 1 << 14;                   // the smallest number of elements that is
+                                                     // worth a thread
 
-/// Calls f(first element, number of rows) for parts of the rows of x, on ATen's threads.
+/// Calls f(first, rows) for parts of the rows of x, on ATen's threads. `first` is the index of the
+/// part's first element, and `rows` is the number of its rows.
 template <class F>
 void for_rows(const at::Tensor& x, const F& f) {
   const int64_t columns = x.size(-1);
@@ -23,7 +26,7 @@ void for_rows(const at::Tensor& x, const F& f) {
                [&](int64_t begin, int64_t end) { f(begin * columns, end - begin); });
 }
 
-/// Returns the y that a kernel f(x, rows, columns, y) computes from x.
+/// Returns the tensor y that a kernel f(x, rows, columns, y) computes from x.
 template <class F>
 at::Tensor of_each_row(const at::Tensor& x, const F& f) {
   const at::Tensor from = x.contiguous(), y = at::empty(x.sizes(), x.options());
@@ -33,7 +36,7 @@ at::Tensor of_each_row(const at::Tensor& x, const F& f) {
   return y;
 }
 
-/// Returns the dx that a kernel f(dy, y, rows, columns, dx) computes from dy and y.
+/// Returns the tensor dx that a kernel f(dy, y, rows, columns, dx) computes from dy and y.
 template <class F>
 at::Tensor of_each_row(const at::Tensor& dy, const at::Tensor& y, const F& f) {
   const at::Tensor up = dy.contiguous(), of = y.contiguous(),
@@ -64,7 +67,7 @@ bool has_row_sums(const at::Tensor& x) {
 at::Tensor row_sums(const at::Tensor& x, at::IntArrayRef sizes) {
   const int64_t columns = x.size(-1);
   const bool is_expanded = x.stride(-1) == 0;
-  // Of an expanded tensor, take only the one number of each row.
+  // If the tensor is expanded, use only the single number of each row.
   const at::Tensor from = is_expanded ? x.select(-1, 0).reshape({-1}) : x.reshape({-1, columns}),
                    y = at::empty(sizes, x.options());
   const int64_t stride = from.stride(0);
@@ -74,8 +77,8 @@ at::Tensor row_sums(const at::Tensor& x, at::IntArrayRef sizes) {
     const auto* const values = from.const_data_ptr<float>() + row * stride;
     auto* const sums = y.mutable_data_ptr<float>() + row;
     if (!is_expanded) return sum_rows(values, stride, rows, columns, sums);
-    // Sum copies of the number instead of multiplying it, so that an expanded tensor has the bits
-    // of any other.
+    // Sum copies of the number instead of multiplying it, so that the sum is bitwise equal to that
+    // of a tensor that is not expanded.
     std::vector<float> copies(static_cast<size_t>(columns));
     for (int64_t r = 0; r < rows; ++r) {
       std::ranges::fill(copies, values[r * stride]);

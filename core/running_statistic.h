@@ -1,4 +1,4 @@
-// Updates the running statistics of layers, such as those of batch norm.
+// Defines updates of the running statistics of layers such as batch norm.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,12 +7,12 @@
 
 namespace lathe {
 
-/// An update of a running statistic by the statistic of a batch.
+/// An update of a running statistic with the statistic of a batch.
 struct RunningStatistic {
-  at::Tensor running;  ///< updated in place
-  at::Tensor value;    ///< the batch's statistic
+  at::Tensor running;  ///< the running statistic, which is updated in place
+  at::Tensor value;    ///< the statistic of the batch
   double momentum = 0;
-  at::Tensor count{};  ///< int64 [], counts the batches; may be undefined
+  at::Tensor count{};  ///< the number of batches, int64 []; undefined if batches are not counted
 };
 
 /// Sets `running` to (1 - momentum) running + momentum value, in place.
@@ -20,14 +20,14 @@ inline void move_running(const at::Tensor& running, const at::Tensor& value, dou
   running.mul_(1 - momentum).add_(value, momentum);
 }
 
-/// Applies an update.
+/// Applies an update immediately.
 inline void apply_running(const RunningStatistic& s) {
   move_running(s.running, s.value, s.momentum);
   if (s.count.defined()) s.count.add_(1);
 }
 
-/// Updates a running statistic immediately. If Mode::running_statistics is set, appends the update
-/// to it instead. Does nothing while a forward pass is recomputed.
+/// Applies an update immediately, or appends it to Mode::running_statistics if that list is not
+/// null. Does nothing while a forward pass is recomputed.
 inline void record_running(const RunningStatistic& s) {
   if (mode().is_recomputing) return;
   if (mode().running_statistics != nullptr) {

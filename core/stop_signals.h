@@ -1,4 +1,4 @@
-// The signals that ask a process to stop with its state saved.
+// Defines the signals that ask a process to save its state and stop.
 #pragma once
 
 #include <signal.h>
@@ -9,7 +9,7 @@ namespace lathe {
 
 inline constexpr std::array stop_signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
-/// Returns these signals as a set.
+/// Returns the set of these signals.
 inline sigset_t stop_signal_set() {
   sigset_t set;
   sigemptyset(&set);

@@ -11,7 +11,7 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t part = 1 << 15;  // number of elements that ATen still sums on one thread
+constexpr int64_t part = 1 << 15;  // up to this number of elements, ATen sums on one thread
 
 /// Returns the sum of all elements of x as a tensor [].
 at::Tensor sum_of_all(const at::Tensor& x) {

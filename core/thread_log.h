@@ -1,4 +1,4 @@
-// Records what each thread of a process did and when, for `lathe profile`.
+// Records which work each thread of a process did and when, for `lathe profile`.
 #pragma once
 
 #include <atomic>
@@ -11,26 +11,26 @@
 
 namespace lathe {
 
-/// The name of work in the loops of core/parallel.h.
+/// The value of Work::what for the loops of core/parallel.h.
 inline constexpr std::string_view loop_work = "loop";
 
-/// A log of the work of threads. While a log is active(), loops (core/parallel.h) and data workers
-/// record their work in it. Thread-safe.
+/// A log of the work of threads. While active() points to a log, loops (core/parallel.h) and data
+/// workers record their work in this log. Thread-safe.
 class ThreadLog {
  public:
   /// An interval in which a thread was working.
   struct Work {
     std::string_view what;  ///< loop_work or "data worker"; must be a literal
-    int thread;             ///< index among the threads that do this work: 0, 1, ...
+    int thread;             ///< index of the thread among the threads that do this work: 0, 1, ...
     Clock::time_point begin, end;
   };
-  /// An interval from a loop's start until its last thread was done.
+  /// The interval from the start of a loop to the end of its last thread.
   struct Loop {
     Clock::time_point begin, end;
   };
 
-  /// Returns the log in which work is currently recorded, or null. Assign a log to the result to
-  /// record there.
+  /// Returns a reference to the pointer to the log in which work is currently recorded. The pointer
+  /// is null if work is not recorded. Assign a log to it to start recording.
   static std::atomic<ThreadLog*>& active() {
     static std::atomic<ThreadLog*> log{nullptr};
     return log;
@@ -41,12 +41,12 @@ class ThreadLog {
     const std::lock_guard lock(mutex_);
     works_.push_back(work);
   }
-  /// Records a loop.
+  /// Records the interval of a loop.
   void add(const Loop& loop) {
     const std::lock_guard lock(mutex_);
     loops_.push_back(loop);
   }
-  /// Returns and clears what was recorded.
+  /// Returns the recorded intervals and removes them from the log.
   std::pair<std::vector<Work>, std::vector<Loop>> take() {
     const std::lock_guard lock(mutex_);
     return {std::exchange(works_, {}), std::exchange(loops_, {})};
@@ -58,8 +58,8 @@ class ThreadLog {
   std::vector<Loop> loops_;
 };
 
-/// While alive, measures the calling thread's work, and records it when destroyed. Does nothing if
-/// `log` is null.
+/// Records the interval from its construction to its destruction as work of a thread. Does nothing
+/// if `log` is null.
 class RecordWork {
  public:
   RecordWork(ThreadLog* log, std::string_view what, int thread)

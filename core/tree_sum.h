@@ -1,16 +1,17 @@
-// The order of sums that makes a step's bits independent of the number of processes.
+// Defines an order of additions with which the results of a step are bitwise equal for any number
+// of processes.
 //
 // Values numbered 0, 1, 2, ... are the leaves of one binary tree: 0 + 1, 2 + 3, ..., then pairs of
-// those sums, and so on. A block of 2^k values that begins at a multiple of 2^k is a subtree, so
-// every process that sums it gets the same bits:
+// these sums, and so on. A block of 2^k values that begins at a multiple of 2^k is a subtree. Every
+// process that sums this block gets bitwise the same result:
 //
 //            (0 1 2 3) + (4 5)
 //           /         \        \              with one process: all of it
 //      (0 1)   +   (2 3)        (4 5)         with three: a pair each, then the top
 //      0 + 1       2 + 3        4 + 5
 //
-// A running sum keeps one partial sum for each bit that is set in the count, as a binary counter
-// does, so n values need at most log2(n) + 1 of them.
+// A running sum keeps one partial sum for each bit that is set in the number of values, as a binary
+// counter does. It therefore needs at most log2(n) + 1 partial sums for n values.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,9 @@ namespace lathe {
 template <class T>
 class TreeSum {
  public:
-  /// Adds the next value, the sum of `leaves` leaves (a power of two, the same in each call).
-  /// `plus(earlier, later)` returns their sum and may reuse the memory of either.
+  /// Adds the next value, which is the sum of `leaves` leaves. `leaves` must be a power of two and
+  /// the same in each call. `plus(earlier, later)` returns the sum of its arguments, and may use
+  /// the memory of either argument for the result.
   template <class Plus>
   void add(T value, Plus&& plus, int64_t leaves = 1) {
     Part part{std::move(value), leaves};
@@ -35,7 +37,7 @@ class TreeSum {
     parts_.push_back(std::move(part));
   }
   /// Returns the sum of all values, and removes them. Partial sums are added in reverse order,
-  /// which begins with the smallest. There must be at least one value.
+  /// beginning with the partial sum of the fewest leaves. There must be at least one value.
   template <class Plus>
   T finish(Plus&& plus) {
     T sum = std::move(parts_.back().sum);

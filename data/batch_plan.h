@@ -6,18 +6,19 @@
 namespace lathe {
 
 /// The micro-batches of one process. All processes together compute `per_step` micro-batches in a
-/// step. This process computes `count` of them: the one with index `first`, then every `stride`-th.
+/// step. This process computes `count` of them, with the indices first, first + stride, first + 2 *
+/// stride, ...
 struct BatchPlan {
   int64_t per_step = 1, first = 0, count = 1, stride = 1;
-  /// Sum the gradients of micro-batches one after another instead of in the order of
-  /// core/tree_sum.h (train.sum_order = sequence).
+  /// Whether the gradients of micro-batches are summed one after another (train.sum_order =
+  /// sequence) instead of in the order of core/tree_sum.h.
   bool in_sequence = false;
 
-  /// Returns the index within a step of the n-th micro-batch (from 0) that this process computes in
-  /// that step.
+  /// Returns the index within a step of the n-th micro-batch (counted from 0) that this process
+  /// computes in the step.
   int64_t in_step(int64_t n) const { return first + n * stride; }
-  /// Returns the index among all micro-batches of all steps of the n-th micro-batch (from 0) that
-  /// this process computes in the run.
+  /// Returns the index of the n-th micro-batch (counted from 0) that this process computes in the
+  /// run. This index counts the micro-batches of all processes in all steps.
   int64_t global_index(int64_t n) const { return n / count * per_step + in_step(n % count); }
 };
 

@@ -1,4 +1,4 @@
-// The table of data kinds.
+// Implements the table of data kinds.
 #include "data/data.h"
 
 #include <ATen/core/Tensor.h>

@@ -23,8 +23,8 @@ std::optional<Json> read_manifest_json(const fs::path& folder,
                                        const std::string& name = "manifest.json");
 /// Throws Exit::data unless json["format"] is `known`.
 void check_data_format(const Json& json, const char* known, const std::string& where);
-/// Throws Exit::data if a manifest does not match its own checksum. A manifest without a checksum,
-/// which an earlier build wrote, passes.
+/// Throws Exit::data if a manifest does not match the checksum in it. A manifest without a
+/// checksum, which an earlier build wrote, passes.
 void check_manifest_checksum(const Json& json, const std::string& where);
 /// Returns the "kind" in a data folder's manifest; "tokens" if the folder has no manifest or the
 /// manifest has no "kind".
@@ -33,12 +33,12 @@ std::string kind_of_data(const fs::path& folder);
 /// value.
 std::string manifest_file(const Json& json, const char* key, const std::string& where);
 
-/// Returns the checksum of all bytes if there are at most `pieces` MiB of them, otherwise that of
-/// `pieces` evenly spaced pieces of 1 MiB. `pieces` must be at least 2.
+/// Returns the checksum of all bytes if there are at most `pieces` MiB of them, otherwise the
+/// checksum of `pieces` evenly spaced pieces of 1 MiB. `pieces` must be at least 2.
 std::string sampled_checksum(std::span<const std::byte> bytes, size_t pieces);
 /// Reads the file and compares its checksum with `xxh3`. Throws Exit::data with the file's name if
-/// they differ or `xxh3` is empty, and Exit::stopped once `stop`, which is called every 16 MiB,
-/// returns true.
+/// the checksums differ or `xxh3` is empty, and Exit::stopped once `stop`, which is called every 16
+/// MiB, returns true.
 void verify_file(const MappedFile& file, const std::string& xxh3,
                  const std::function<bool()>& stop);
 

@@ -17,7 +17,7 @@ Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t
     : batches_(data.training(sizes, seed)),
       device_(device),
       plan_(plan),
-      slots_(static_cast<size_t>(config.prefetch + 1)),  // one slot more, for the batch in use
+      slots_(static_cast<size_t>(config.prefetch + 1)),  // one more slot, for the batch in use
       next_fill_(first),
       next_batch_(first) {
   const MemoryScope scope(Memory::data);

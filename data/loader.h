@@ -19,13 +19,13 @@
 
 namespace lathe {
 
-/// Returns training micro-batches in order, beginning with a given one. For CUDA, buffers are
+/// Returns training micro-batches in order, beginning with a given index. For CUDA, buffers are
 /// pinned and copied asynchronously.
 class Loader {
  public:
-  /// Starts the workers. The first micro-batch is number `first` (from 0) of those that this
-  /// process computes by `plan`. Throws Exit::memory if a worker thread can't be started. `data`
-  /// must outlive the loader.
+  /// Starts the workers. `plan` decides which micro-batches this process computes; the loader
+  /// begins with number `first` of these, counted from 0. Throws Exit::memory if a worker thread
+  /// can't be started. `data` must outlive the loader.
   Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first,
          const DataConfig& config, at::Device device, const BatchPlan& plan = {});
   ~Loader();
@@ -46,9 +46,10 @@ class Loader {
  private:
   struct Slot {
     std::vector<at::Tensor> buffers;
-    int64_t micro_batch = -1;  // the one in `buffers`; -1 before the first fill
+    int64_t micro_batch = -1;  // index of the micro-batch in `buffers`; -1 before the first fill
     std::exception_ptr error;
-    // CUDA: recorded after the copy to the device. The buffers may be refilled once it has passed.
+    // CUDA: the event recorded after the copy to the device. Once it has completed, the buffers may
+    // be refilled.
     std::optional<c10::Event> copied;
   };
   void work(int worker);

@@ -67,7 +67,7 @@ at::Tensor exchanged(const at::Tensor& parts, Axis axis) {
   return out.view(parts.sizes());
 }
 
-/// Returns the `x` of all ranks, stacked as [ranks, ...].
+/// Returns the tensors `x` of all ranks, stacked as [ranks, ...].
 at::Tensor gathered(const at::Tensor& x, Axis axis) {
   const auto [rank, size] = ranks_on(axis);
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -131,7 +131,7 @@ struct AllToAll {
 }  // namespace
 
 at::Tensor sum_over_ranks(const at::Tensor& parts) {
-  // An in-place sum of two parts would be a view, which keeps the memory of both.
+  // An in-place sum of two parts would be a view, which keeps the memory of both parts.
   if (parts.size(0) == 2) return parts.select(0, 0) + parts.select(0, 1);
   TreeSum<at::Tensor> sum;
   const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add_(b); };
@@ -153,8 +153,8 @@ at::Tensor all_to_all(const at::Tensor& x, int64_t dim, Axis axis) {
 }
 
 at::Tensor all_reduce(const at::Tensor& x, Axis axis) {
-  // With two ranks, exchanging complete tensors takes one message instead of two, and not more
-  // bytes.
+  // With two ranks, exchanging complete tensors takes one message instead of two, and sends no
+  // additional bytes.
   const int64_t ranks = ranks_on(axis).size;
   if (ranks == 2) return summed(gathered(x, axis));
 

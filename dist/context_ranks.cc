@@ -13,8 +13,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the numbers of all chunks in the order in which all_gather() joins them: those of rank
-/// 0, those of rank 1, ...
+/// Returns the numbers of all chunks in the order in which all_gather() joins them: first the
+/// chunks of rank 0, then the chunks of rank 1, ...
 std::vector<int64_t> chunks_by_rank(int64_t ranks) {
   std::vector<int64_t> chunks;
   for (int64_t rank = 0; rank < ranks; ++rank) {

@@ -1,9 +1,9 @@
-// Context parallelism: the context ranks (dist/world.h) compute the same rows of tokens together,
-// each with some of the positions (core/position_part.h). Layers that compute each position
-// independently need no change. Attention gathers the keys and values of all ranks, as in the
-// training of Llama 3 (Dubey et al. 2024, section 3.3.2), and the gradients of keys and values are
-// summed over the ranks. The tensors that a rank saves for backward therefore include the keys and
-// values of complete rows.
+// Implements context parallelism: the context ranks (dist/world.h) compute the same rows of tokens
+// together, each with some of the positions (core/position_part.h). Layers that compute each
+// position independently need no change. Attention gathers the keys and values of all ranks, as in
+// the training of Llama 3 (Dubey et al. 2024, section 3.3.2), and the gradients of keys and values
+// are summed over the ranks. The tensors that a rank saves for backward therefore include the keys
+// and values of complete rows.
 //
 // Every context rank calls the same ops in the same order.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace lathe {
 
-/// While alive, the forward passes of this thread compute only this process's positions of each
-/// row. Does nothing with one context rank.
+/// While this object exists, the forward passes of its thread compute only this process's positions
+/// of each row. Has no effect if there is only one context rank.
 class DividePositions : ModeGuard {
  public:
   DividePositions();

@@ -1,4 +1,4 @@
-// Implements DryWorld: the ranks that a dry run pretends to have.
+// Implements DryWorld, which simulates the ranks of a run in a dry run.
 #include "dist/group.h"
 #include "dist/world.h"
 

@@ -27,8 +27,8 @@ extern "C" void omp_set_num_threads(int threads);
 namespace lathe {
 namespace {
 
-// The backward pass waits while more full buckets than this are unsent, including the one that is
-// being sent.
+// The backward pass waits while more full buckets than this are unsent, including the bucket that
+// is being sent.
 constexpr size_t max_unsent_buckets = 1;
 
 /// Returns the stream on which the training thread runs the backward pass of a GPU.
@@ -45,8 +45,8 @@ c10::Stream exchange_stream(at::Device gpu) {
 
 /// Returns the sum of `of_ranks` [ranks, n] over the data ranks, and may overwrite `of_ranks`.
 /// `parts`: the number of context ranks. If the number of batch groups is not a power of two, the
-/// ranks of one part of the positions are not a subtree of all ranks, so each part is summed
-/// separately first.
+/// ranks that have the same part of the positions are not a subtree of all ranks. The sum over
+/// these ranks is then computed first, separately for each part.
 at::Tensor sum_of_parts(const at::Tensor& of_ranks, int64_t parts) {
   const int64_t groups = of_ranks.size(0) / parts;
   if (parts == 1 || std::has_single_bit(static_cast<uint64_t>(groups)))
@@ -57,7 +57,7 @@ at::Tensor sum_of_parts(const at::Tensor& of_ranks, int64_t parts) {
 }
 
 /// Frees the memory of a tensor that was exchanged and is not used again. c10d holds the tensor for
-/// a moment after the exchange, so without this call its memory would add to that of the next
+/// a moment after the exchange, so without this call its memory would add to the memory of the next
 /// bucket.
 void free_exchanged(const at::Tensor& t) {
   if (t.is_cpu() && !is_dry_run()) free_storage(t);
@@ -106,7 +106,8 @@ void GradientExchange::start_with_next_backward() {
   if (world_.data().size > 1 && !is_dry_run()) thread_ = std::thread([this] { work(); });
 }
 
-/// All ranks send buckets in the same order, so a full bucket waits for those before it.
+/// Sends full buckets. All ranks send buckets in the same order, so a full bucket waits for the
+/// buckets before it.
 void GradientExchange::complete(size_t i) {
   complete_(i);
   is_complete_[i] = 1;
@@ -131,8 +132,8 @@ void GradientExchange::complete(size_t i) {
   if (use_) use_exchanged();
 }
 
-/// Waits so that unsent gradients do not pile up if the backward pass is faster than the exchange,
-/// in which they are freed.
+/// Waits if too many full buckets are unsent. The exchange frees gradients, so they would pile up
+/// if the backward pass were faster than the exchange.
 void GradientExchange::wait_while_too_many_are_unsent() {
   // With sharded parameters, do not wait, because other ranks may wait for this rank to gather the
   // next block.
@@ -143,8 +144,9 @@ void GradientExchange::wait_while_too_many_are_unsent() {
   one_sent_.wait(lock, [&] { return sendable_ - sent_ <= max_unsent_buckets || error_; });
 }
 
-/// Uses the sums of the buckets that were exchanged since the last call. Whether any rank has a
-/// gradient of a parameter that has none here is not known before finish().
+/// Uses the sums of the buckets that were exchanged since the last call. Skips parameters without a
+/// gradient on this rank, since it is not known before finish() whether another rank has a gradient
+/// of them.
 void GradientExchange::use_exchanged() {
   size_t exchanged = 0;
   {
@@ -161,8 +163,8 @@ void GradientExchange::use_exchanged() {
   }
 }
 
-/// Passes the gradient of parameter i to the function of use_and_free(), unless it has none or was
-/// used before.
+/// Passes the gradient of parameter i to the function of use_and_free(), unless parameter i has no
+/// gradient or was passed before.
 void GradientExchange::use(size_t i) {
   at::Tensor& grad = parameters_[i].parameter.leaf().grad;
   if (!use_ || !grad.defined()) return;
@@ -220,8 +222,9 @@ void GradientExchange::finish() {
   resolve_missing_gradients(anywhere);
 }
 
-/// Sends the quiet buckets that have a gradient after all, and drops the gradients of parameters
-/// that have none on any rank. `anywhere`: which parameters have one on some rank.
+/// Sends the deferred buckets that have a gradient after all. Then drops the zero gradients of
+/// parameters without a gradient on any rank. `anywhere`: for each parameter, whether any rank has
+/// a gradient of it.
 void GradientExchange::resolve_missing_gradients(const std::vector<char>& anywhere) {
   const NoGrad no_grad;
   for (size_t b = 0; b < is_deferred_.size(); ++b) {
@@ -241,8 +244,9 @@ void GradientExchange::resolve_missing_gradients(const std::vector<char>& anywhe
 
 /// Sends buckets as they become sendable, until all are sent or the exchange ends early.
 void GradientExchange::work() {
-  // Use one core here, because the backward pass needs the others. at::get_num_threads() sets
-  // OpenMP's number at its first call in a thread, so call it first.
+  // Use one core here, because the backward pass needs the other cores. at::get_num_threads() sets
+  // OpenMP's number of threads when a thread calls it for the first time, so call it before
+  // omp_set_num_threads().
   at::get_num_threads();
   omp_set_num_threads(1);
   const NoGrad no_grad;
@@ -274,8 +278,8 @@ void GradientExchange::work() {
   }
 }
 
-/// Returns the gradients of a bucket as one flat tensor, and makes them views of it; with
-/// Result::own, the parameters have no gradients afterwards.
+/// Returns the gradients of a bucket as one flat tensor. Makes the gradients views of that tensor
+/// or, with Result::own, removes them from the parameters.
 at::Tensor GradientExchange::flatten(const Bucket& bucket) {
   // If a bucket has a single gradient, use it as the flat tensor, unless something else uses its
   // memory, or writing the sums to it would allocate most of its memory (core/lazy_zeros.h).
@@ -288,8 +292,8 @@ at::Tensor GradientExchange::flatten(const Bucket& bucket) {
     return flat;
   }
 
-  // Copy the gradients into the bucket. A missing gradient becomes -0: unlike 0, adding it does not
-  // change any number, not even the sign of a zero.
+  // Copy the gradients into the bucket. A missing gradient becomes -0. Unlike adding 0, adding -0
+  // does not change any number, not even the sign of a zero.
   at::Tensor flat =
       at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype).device(device_));
   int64_t offset = 0;
@@ -300,7 +304,7 @@ at::Tensor GradientExchange::flatten(const Bucket& bucket) {
     if (grad.defined()) {
       place.copy_(grad.reshape({-1}));
       // The allocator must not reuse the gradient's memory before the exchange stream has copied
-      // it.
+      // the gradient.
       if (grad.is_cuda()) grad.record_stream(exchange_stream(device_));
     } else {
       place.fill_(-0.0);
@@ -342,7 +346,7 @@ void GradientExchange::exchange(const Bucket& bucket) {
   }
 
   // Copy the sum, because it may be a view of `received`, which is freed below. Round it as if it
-  // had been sent, so that dist.shard = "optimizer" gives the same bits as "none".
+  // had been sent, so that dist.shard = "optimizer" gives bitwise the same results as "none".
   const at::Tensor kept =
       bucket.sent == bucket.dtype ? mine.clone() : mine.to(bucket.sent).to(bucket.dtype);
   for (const at::Tensor& t : {flat, sent, received}) free_exchanged(t);

@@ -1,12 +1,12 @@
-// Adds up the gradients of all ranks, with the same bits on any number of them.
+// Adds up the gradients of all ranks. The sums are bitwise the same for any number of ranks.
 //
-// Each rank has the sum of its own block of micro-batches, a subtree of the step's sum
-// (core/tree_sum.h). The ranks continue that tree: gradients are copied into buckets; an all-to-all
-// gives every rank its share of the bucket from all ranks; each rank adds up its share in the order
-// of the tree; and an all-gather gives the sums to all ranks, unless each rank needs only its own
-// share. As in a ring all-reduce, (N - 1) / N of the bytes are sent twice. The result does not
-// depend on a library's order of sums: neither the size of a bucket nor the time at which it is
-// sent changes a bit.
+// Each rank begins with the sum over its block of micro-batches, which is a subtree of the step's
+// sum (core/tree_sum.h). The ranks continue that tree in four steps. Gradients are copied into
+// buckets. An all-to-all gives every rank its share of a bucket from all ranks. Each rank adds up
+// its share in the order of the tree. An all-gather gives the sums to all ranks, unless each rank
+// needs only the sums of its share. As in a ring all-reduce, (N - 1) / N of the bytes are sent
+// twice. The result does not depend on a library's order of sums: neither the size of a bucket nor
+// the time at which it is sent changes a bit of the sums.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -27,16 +27,15 @@
 
 namespace lathe {
 
-/// For each parameter, whether any rank had a gradient of it in the previous exchange; empty before
-/// the first one. The same on all ranks.
+/// For each parameter, whether any rank had a gradient of that parameter in the previous exchange;
+/// empty before the first exchange. All ranks have the same history.
 using ExchangeHistory = std::vector<char>;
 
-/// Exchanges the gradients of one backward pass. In a single process, the gradients are their own
-/// sums.
+/// Exchanges the gradients of one backward pass. In a single process, there is nothing to exchange.
 ///
-/// A bucket is not sent with the others if none of its parameters had a gradient in the previous
-/// exchange. An example is the weight of a head that another stage of a pipeline runs. finish()
-/// sends such a bucket if a rank has a gradient of it after all.
+/// A bucket is deferred, that is, not sent in its turn, if none of its parameters had a gradient in
+/// the previous exchange. An example is the weight of a head that another stage of a pipeline runs.
+/// finish() sends such a bucket if a rank has a gradient of one of its parameters after all.
 class GradientExchange {
  public:
   /// The sums that a rank gets: of all gradients, or only of the elements that it owns.
@@ -52,24 +51,25 @@ class GradientExchange {
   GradientExchange& operator=(const GradientExchange&) = delete;
 
   /// Calls use(i) on this thread for each parameter that any rank has a gradient of, once that
-  /// gradient is the sum over all ranks, and then frees the gradient. The calls come during the
-  /// backward pass for parameters that this rank has a gradient of, and in finish() for others and
-  /// for those of the last buckets. With Result::all only.
+  /// gradient is the sum over all ranks, and then frees the gradient. Parameters with a gradient on
+  /// this rank are used during the backward pass, except for the parameters of the last buckets.
+  /// All remaining parameters are used in finish(). Call it only with Result::all.
   void use_and_free(std::function<void(size_t i)> use) { use_ = std::move(use); }
   /// Prepares for the backward pass that begins next: sends each bucket as soon as that pass has
   /// computed its gradients.
   void start_with_next_backward();
   /// Completes the gradient of parameter i, and sends the buckets that are full. The backward pass
-  /// calls it for the parameters that it reaches. Call it for the other parameters if their buckets
-  /// should be sent before finish().
+  /// calls complete() for the parameters that it reaches. The caller may call it for other
+  /// parameters, so that their buckets are sent before finish().
   void complete(size_t i);
-  /// Waits until the gradient of each parameter is the sum over all ranks, or was used. A rank
-  /// without a gradient of a parameter adds zero. If no rank has a gradient of a parameter, the
-  /// parameter has none afterwards. Throws Exit::peer_lost if a rank was lost.
+  /// Waits until the gradient of each parameter is the sum over all ranks, or was passed to the
+  /// function of use_and_free(). A rank without a gradient of a parameter adds zero. If no rank has
+  /// a gradient of a parameter, the parameter has none afterwards. Throws Exit::peer_lost if a rank
+  /// was lost.
   void finish();
   /// Returns, after finish() with Result::own, the sums of the elements that this rank owns: one
-  /// 1-D tensor per parameter, undefined if no rank has a gradient of that parameter. The
-  /// parameters themselves have no gradients then.
+  /// 1-D tensor per parameter, undefined if no rank has a gradient of that parameter. After
+  /// finish(), the parameters themselves have no gradients.
   std::vector<at::Tensor> take_own() { return std::move(own_); }
 
  private:
@@ -88,12 +88,12 @@ class GradientExchange {
   const ShardLayout& layout_;
   Result result_;
   ExchangeHistory& history_;
-  std::vector<char> is_deferred_;  // per bucket: whether it is not sent with the others
-  at::Device device_;              // of the gradients
+  std::vector<char> is_deferred_;  // per bucket: whether it is not sent in its turn
+  at::Device device_;              // the device of the gradients
   std::function<void(size_t)> complete_, use_;
-  size_t used_ = 0;  // buckets before this one were passed to use_
+  size_t used_ = 0;  // number of buckets whose gradients were passed to use_, from the first bucket
   std::vector<at::Tensor> own_;
-  // In a dry run, the memory of the bucket that was sent last. It is held until the next one is
+  // In a dry run, the memory of the bucket that was sent last. It is held until the next bucket is
   // full, since memory is forecast for an exchange that is slower than the backward pass.
   std::vector<at::Tensor> in_flight_;
   std::vector<size_t> missing_;  // per bucket: number of incomplete gradients
@@ -104,7 +104,7 @@ class GradientExchange {
   std::condition_variable ready_;
   size_t sendable_ = 0;  // the buckets before this index may be sent, in order
   size_t sent_ = 0;      // number of buckets that were exchanged
-  std::vector<std::optional<c10::Event>> made_;  // on GPUs, per bucket: its gradients exist
+  std::vector<std::optional<c10::Event>> made_;  // on GPUs, per bucket: marks that it is full
   std::condition_variable one_sent_;
   bool ended_ = false;
   std::exception_ptr error_;

@@ -1,5 +1,5 @@
-// The only file that includes Gloo's side of c10d. ProcessGroupGloo.hpp is empty unless
-// USE_C10D_GLOO is defined, and needs the names of Gloo, which dist/shim declares.
+// Implements Group. This is the only file that includes the Gloo part of c10d. ProcessGroupGloo.hpp
+// is empty unless USE_C10D_GLOO is defined, and needs the names of Gloo, which dist/shim declares.
 #define USE_C10D_GLOO
 #include "dist/group.h"
 
@@ -27,7 +27,7 @@
 namespace lathe {
 namespace {
 
-/// Returns an address of this host that other hosts can probably reach, or "" if there is none.
+/// Returns an address of this host that other hosts can probably reach; "" if there is none.
 std::string non_loopback_address() {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) return "";
@@ -118,7 +118,8 @@ class GlooGroup final : public Group {
   void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) override {
     check(flat);
     count_all_gather(flat, cuts);
-    // Gloo's own all-gather is five to seven times slower than sending each rank its share.
+    // Gloo's own all-gather is five to seven times slower than sending this rank's share to each
+    // other rank.
     Works works;
     for (size_t other = 0; other < size_; ++other) receive_share(flat, cuts, other, works);
     const at::Tensor mine = flat.narrow(0, cuts[rank_], share(cuts, rank_));
@@ -187,10 +188,10 @@ class GlooGroup final : public Group {
   c10::intrusive_ptr<c10d::Backend> group_;
   size_t size_;
   int tag_ = 0;
-  std::map<int, int> sent_, received_;  // number of tensors so far, by the other rank
+  std::map<int, int> sent_, received_;  // number of tensors sent to and received from each rank
 };
 
-/// Exchanges tensors of GPUs through the memory of the host, and passes those of CPUs to `host`.
+/// Exchanges GPU tensors through the memory of the host, and passes CPU tensors to `host`.
 class HostGroup : public Group {
  public:
   HostGroup(std::unique_ptr<Group> host, int rank) : Group(rank), host_(std::move(host)) {}
@@ -248,7 +249,7 @@ class HostGroup : public Group {
   }
 };
 
-/// Exchanges tensors of GPUs by NCCL.
+/// Exchanges GPU tensors by NCCL.
 class NcclGroup final : public HostGroup {
  public:
   NcclGroup(std::unique_ptr<Group> host, c10::intrusive_ptr<c10d::Backend> group,

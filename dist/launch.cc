@@ -25,11 +25,11 @@ namespace lathe {
 namespace {
 
 // How long the other processes may take to end once a process has failed. The shorter limit applies
-// if all processes but one ended because a process was lost: the one that still runs is the lost
-// one. It never applies to rank 0, which may still save a checkpoint.
+// if all processes but one ended because a process was lost, since the process that still runs is
+// then the lost one. The shorter limit never applies to rank 0, which may still save a checkpoint.
 constexpr double grace_s = 10, grace_after_loss_s = 3;
 
-/// While alive, this process reads signals from a file descriptor.
+/// While this object exists, its process reads signals from a file descriptor.
 class SignalReader {
  public:
   SignalReader() {
@@ -57,7 +57,8 @@ class SignalReader {
     return came;
   }
   /// Unblocks SIGCHLD in a child. Stop signals stay blocked until the child has installed its
-  /// handlers, so that none is lost, and none ends the child while it loads its libraries.
+  /// handlers, so that no signal is lost, and no signal ends the child while it loads its
+  /// libraries.
   static void restore_in_child() {
     sigset_t child;
     sigemptyset(&child);
@@ -71,7 +72,7 @@ class SignalReader {
 };
 
 /// A listening socket on the loopback interface, on which rank 0 serves the store. Rank 0 inherits
-/// the socket, so that no other process can take the port. No other machine can reach it.
+/// the socket, so that no other process can take the port. No other machine can reach the socket.
 class StoreSocket {
  public:
   StoreSocket() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -98,7 +99,7 @@ class StoreSocket {
 
 struct Process {
   pid_t pid = 0;
-  std::optional<int> status{};  // from waitpid, once the process has ended
+  std::optional<int> status{};  // status of waitpid(); empty while the process runs
 };
 
 void set_variable(const char* name, const std::string& value) {
@@ -108,9 +109,9 @@ void set_variable(const char* name, const std::string& value) {
 /// Turns a forked child into the process of a rank: sets its environment and executes `lathe`.
 [[noreturn]] void run_child(const LaunchOptions& options, int rank, int ranks, int restarts,
                             const StoreSocket& store, pid_t parent) {
-  // In a process group of its own, a rank does not receive the terminal's Ctrl-C. Only the launcher
-  // does, and it passes it on once. If the launcher is killed, the rank gets SIGTERM and stops with
-  // a checkpoint.
+  // In a separate process group, a rank does not receive the terminal's Ctrl-C. Only the launcher
+  // receives that signal, and passes it on once. If the launcher is killed, the rank gets SIGTERM
+  // and stops with a checkpoint.
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(static_cast<int>(Exit::peer_lost));
@@ -197,8 +198,8 @@ class Attempt {
   bool was_stopped() const { return was_stopped_; }
 
  private:
-  /// Returns whether one process other than rank 0 still runs, and the others ended because it was
-  /// lost.
+  /// Returns whether exactly one process still runs, which is not rank 0, and all others ended
+  /// because that process was lost.
   bool only_lost_rank_runs() const {
     return result_ == Exit::peer_lost && lost_ == 0 && !is_alive(processes_[0]) &&
            std::ranges::count_if(processes_, is_alive) == 1;

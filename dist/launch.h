@@ -1,4 +1,5 @@
-// Starts the processes of a run on this machine, as torchrun does, and ends them together.
+// Starts the processes of a run on this machine, as torchrun does, and ends these processes
+// together.
 #pragma once
 
 #include <functional>
@@ -11,19 +12,20 @@ namespace lathe {
 
 struct LaunchOptions {
   int ranks = 1;
-  int max_restarts = 0;  ///< how often at most to restart after a lost process
+  int max_restarts = 0;  ///< largest number of restarts after the loss of a process
   /// The arguments that each process gets after `lathe`.
   std::vector<std::string> command;
   /// Returns the number of processes of a restart, given that `left` processes were not lost.
   std::function<int(int left)> ranks_after_loss;
 };
 
-/// Runs the command in all processes until they end. Rank 0 prints to the terminal; of the other
-/// ranks, only warnings and errors are shown. Passes stop signals on to all processes. If a process
-/// ends with an error or is killed, the others end too: by themselves within ten seconds, or by
+/// Runs the command in all processes until they end. Rank 0 prints to the terminal. The other ranks
+/// show only warnings and errors. Passes stop signals on to all processes. If a process ends with
+/// an error or is killed, the other processes end, too: by themselves within ten seconds, or by
 /// SIGKILL. After the loss of a process, starts the processes again, at most `max_restarts` times.
-/// Returns the first error that a process ended with, or else Exit::peer_lost if a process was
-/// lost, Exit::stopped if one was stopped, or Exit::done.
+/// Returns the first error that a process ended with. If there was no error, returns
+/// Exit::peer_lost if a process was lost, otherwise Exit::stopped if a process was stopped, and
+/// otherwise Exit::done.
 Exit launch(const LaunchOptions& options);
 
 }  // namespace lathe

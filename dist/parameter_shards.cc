@@ -32,7 +32,7 @@ void restore(const at::Tensor& t, const at::Tensor& values) {
   if (t.is_cpu())
     std::memcpy(t.data_ptr(), values.const_data_ptr(), t.nbytes());
   else
-    t.variable_data().copy_(values.view(t.sizes()));  // an alias with a version of its own
+    t.variable_data().copy_(values.view(t.sizes()));  // an alias with a separate version
 }
 
 }  // namespace
@@ -65,9 +65,9 @@ void ParameterShards::shard(size_t i) {
   free(i);
 }
 
-/// Gathers the parameters of a block. Of parameters with working copies, gathers only the copies,
-/// which ops read under autocast; with `for_all_uses`, gathers the parameters too. The caller adds
-/// the block to complete_blocks_.
+/// Gathers the parameters of a block. If the parameters have working copies, which ops read under
+/// autocast, gathers only these copies or, if `for_all_uses` is true, both. The caller adds the
+/// block to complete_blocks_.
 void ParameterShards::gather(int64_t block, bool for_all_uses) {
   const NoGrad no_grad;
   for (const Bucket& bucket : layout_.buckets()) {
@@ -96,8 +96,8 @@ void ParameterShards::gather(int64_t block, bool for_all_uses) {
 }
 
 /// In a dry run, allocates a buffer as large as the block's largest bucket and keeps it until
-/// finish_ahead(). It stands for the buffer that the thread of a real run has while another block
-/// computes.
+/// finish_ahead(). This buffer represents the one that the gathering thread of a real run holds
+/// while another block computes.
 void ParameterShards::hold_largest_bucket(int64_t block) {
   const MemoryScope memory(Memory::gradients);
   int64_t most = 0;
@@ -110,7 +110,7 @@ void ParameterShards::hold_largest_bucket(int64_t block) {
 }
 
 /// Starts to gather the block that runs next. All ranks do so at the same point, so they call their
-/// collectives in the same order. A dry run gathers it immediately, since it has one thread.
+/// collectives in the same order. A dry run gathers the block immediately, since it has one thread.
 void ParameterShards::gather_ahead(int64_t block) {
   if (complete_blocks_.contains(block)) return;
   prefetched_block_ = block;
@@ -120,9 +120,10 @@ void ParameterShards::gather_ahead(int64_t block) {
     return;
   }
   ahead_ = std::async(std::launch::async, [this, block] {
-    // Use one core here, because the block that runs needs the others. On a GPU, both threads use
-    // one stream, so gathering runs between the kernels of blocks and does not overlap with them.
-    at::get_num_threads();  // Its first call in a thread sets OpenMP's number, so it comes first.
+    // Use one core here, because the block that runs needs the other cores. On a GPU, both threads
+    // use one stream, so gathering runs between the kernels of blocks and does not overlap with
+    // them.
+    at::get_num_threads();  // The first call in a thread sets OpenMP's number, so call it first.
     omp_set_num_threads(1);
     gather(block, /*for_all_uses=*/false);
   });
@@ -155,7 +156,7 @@ void ParameterShards::begin(size_t block, bool is_recomputed) {
   if (!is_sharded() || gathered_ > 0) return;
   const auto number = static_cast<int64_t>(block);
   finish_ahead();
-  // The backward pass of the block that was recomputed before is over.
+  // The backward pass of the block that was recomputed previously has ended.
   if (is_recomputed) free_blocks_except(number);
   const auto place = blocks_.find(number);
   if (place == blocks_.end()) return;
@@ -167,7 +168,7 @@ void ParameterShards::begin(size_t block, bool is_recomputed) {
 }
 
 void ParameterShards::end(size_t block, bool is_recomputed) {
-  // A recomputed block still has its backward pass to run.
+  // A recomputed block still needs its parameters for its backward pass.
   if (!is_sharded() || gathered_ > 0 || is_recomputed) return;
   const auto number = static_cast<int64_t>(block);
   if (blocks_.contains(number) && number != *blocks_.rbegin()) free_block(number);

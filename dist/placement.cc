@@ -91,7 +91,7 @@ std::optional<Placement> placement_from_environment() {
     const char* hosted = variable("TORCHELASTIC_USE_AGENT_STORE");
     p.agent_hosts_store = hosted != nullptr && std::string(hosted) == "True";
     // The agent's store outlives a restart and still has the keys of the previous processes, so
-    // each attempt needs a name of its own.
+    // each attempt needs a different name.
     for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
       p.attempt += std::string(variable(name) != nullptr ? variable(name) : "") + "/";
     return p;

@@ -1,4 +1,4 @@
-// The rank of a process among the processes of its run, read from the environment that torchrun,
+// Reads the rank of a process among the processes of its run from the environment that torchrun,
 // `lathe launch`, Slurm or Open MPI sets.
 #pragma once
 
@@ -14,9 +14,9 @@ struct RankAxis {
 
 /// The sizes of the inner axes of the grid of processes (dist/world.h).
 struct GridSizes {
-  int pipeline = 1;  ///< stages of the pipeline
-  int context = 1;   ///< ranks that divide the positions of each row of tokens
-  int tensor = 1;    ///< ranks that compute a layer together
+  int pipeline = 1;  ///< number of stages of the pipeline
+  int context = 1;   ///< number of ranks that divide the positions of each row of tokens
+  int tensor = 1;    ///< number of ranks that compute a layer together
 
   /// Returns the number of processes that compute a micro-batch together.
   int replica() const { return pipeline * context * tensor; }
@@ -29,20 +29,21 @@ struct GridSizes {
 struct Placement {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;  ///< rank and number of processes on this host
-  std::string launcher;                ///< the one whose variables were read, such as "torchrun"
+  std::string launcher;                ///< launcher whose variables were read, such as "torchrun"
   std::string host;                    ///< the host of the store where the processes meet
   int port = 0;
-  bool agent_hosts_store = false;  ///< torchrun's agent serves the store, not rank 0
-  int listen_fd = -1;              ///< a bound socket that rank 0 serves the store on, or -1
-  std::string attempt;             ///< differs between restarts that share a store
+  bool agent_hosts_store = false;  ///< whether torchrun's agent, not rank 0, serves the store
+  int listen_fd = -1;              ///< bound socket on which rank 0 serves the store; -1: none
+  std::string attempt;             ///< text that differs between restarts that share a store
 };
 
-/// Returns the placement that the environment describes, or nullopt if it describes none or a
-/// single process. Throws Exit::usage with the variable that is missing or out of range.
+/// Returns the placement that the environment describes; nullopt if the environment describes no
+/// placement or a single process. Throws Exit::usage with the variable that is missing or out of
+/// range.
 std::optional<Placement> placement_from_environment();
 
 /// Returns how often torchrun or `lathe launch` has restarted this run after a process was lost; 0
-/// without either of them.
+/// if neither of them started it.
 int restarts_from_environment();
 
 /// Returns the first host of a Slurm node list, such as "node03" for "node[03-07,9],other".

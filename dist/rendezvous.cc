@@ -59,7 +59,7 @@ std::string plain_message(const std::exception& e) {
 }
 
 std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout) {
-  // Otherwise c10d prints warnings with stack traces.
+  // By default, c10d prints warnings with stack traces.
   setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
   c10::initLogging();
 

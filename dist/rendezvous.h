@@ -1,4 +1,4 @@
-// The store where the processes of a run meet: c10d's TCPStore.
+// Declares the store where the processes of a run meet, which is c10d's TCPStore.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -20,9 +20,9 @@ namespace lathe {
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
-  /// Stores a value, in place of an older one.
+  /// Stores a value, and replaces any older value of the key.
   virtual void set(const std::string& key, const std::string& value) = 0;
-  /// Returns the value, or "" if the key is missing.
+  /// Returns the value; "" if the key is missing.
   virtual std::string get(const std::string& key) = 0;
   /// Returns the key under which a rank stores `what` about itself.
   static std::string key(const char* what, int rank) {
@@ -30,16 +30,16 @@ class Rendezvous {
   }
   /// Adds 1 to a counter, which begins at 0, and returns the new value.
   virtual int64_t count(const std::string& key) = 0;
-  /// Opens another connection to the store, for another thread. Its requests fail after `timeout`
-  /// seconds.
+  /// Opens another connection to the store, for another thread. Requests over that connection fail
+  /// after `timeout` seconds.
   virtual std::unique_ptr<Rendezvous> connect(double timeout) = 0;
 
   /// Returns the store itself, for c10d.
   virtual const c10::intrusive_ptr<c10d::Store>& store() const = 0;
 
   /// Connects to the store, which rank 0 serves unless torchrun's agent does. Throws
-  /// Exit::peer_lost if the store does not answer within `timeout` seconds, and Exit::usage if its
-  /// port is taken.
+  /// Exit::peer_lost if the store does not answer within `timeout` seconds, and Exit::usage if the
+  /// store's port is in use.
   static std::unique_ptr<Rendezvous> open(const Placement& placement, double timeout);
 };
 

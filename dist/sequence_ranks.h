@@ -1,11 +1,11 @@
-// Sequence parallelism (Korthikanti et al. 2022, "Reducing activation recomputation in large
-// transformer models"): while a model runs its blocks, each tensor rank (dist/world.h) has some of
-// the positions of the residual stream, and computes their norms, dropout and residual additions.
-// Layers that are cut among the tensor ranks compute all positions: a matrix that is cut along its
-// outputs gathers its input, and the output of a matrix that is cut along its inputs is summed and
-// scattered. Together these send as many bytes as the all-reduces of tensor parallelism without
-// sequence parallelism. The backward pass gathers inputs again, which adds a quarter if the layers
-// with the same input are one fused op.
+// Implements sequence parallelism (Korthikanti et al. 2022, "Reducing activation recomputation in
+// large transformer models"): while a model runs its blocks, each tensor rank (dist/world.h) has
+// some of the positions of the residual stream, and computes their norms, dropout and residual
+// additions. Layers that are cut among the tensor ranks compute all positions: a matrix that is cut
+// along its outputs gathers its input, and the output of a matrix that is cut along its inputs is
+// summed and scattered. Together, these gathers and scatters send as many bytes as the all-reduces
+// of tensor parallelism without sequence parallelism. The backward pass gathers inputs again, which
+// adds a quarter to the bytes if the layers with the same input are one fused op.
 //
 // In a block, the gradient of a parameter that is not cut covers only this rank's positions.
 // sum_block_gradients() sums these gradients over the tensor ranks.
@@ -29,9 +29,9 @@ namespace lathe {
 /// Returns whether the tensor ranks of this run divide the residual stream.
 bool divides_sequence(const DistConfig& config);
 
-/// While alive, forward passes that record a graph divide positions: in the model's blocks, each
-/// tensor rank computes only T / ranks of the T positions that this process has of each row, in
-/// tensors [B, T, C]. The number of tensor ranks must divide T.
+/// While this object exists, forward passes that record a graph divide positions: in the model's
+/// blocks, each tensor rank computes only T / ranks of the T positions that this process has of
+/// each row, in tensors [B, T, C]. The number of tensor ranks must divide T.
 class DivideSequence : ModeGuard, public SequenceSplit {
  public:
   DivideSequence();
@@ -74,22 +74,22 @@ auto with_input_of_cut_outputs(const Variable& x, const F& f) {
   };
   return recompute_selectively(results, gathered, x);
 }
-/// Returns the output of a matrix that is cut along its inputs, given this rank's term `y` of it:
-/// reduce_from_tensor_ranks(y) or, in a divided block, the sum at the positions of this process,
-/// [B, T, C] -> [B, T / ranks, C].
+/// Returns the output of a matrix that is cut along its inputs, given this rank's term `y` of that
+/// output: reduce_from_tensor_ranks(y) or, in a divided block, the sum at the positions of this
+/// process, [B, T, C] -> [B, T / ranks, C].
 Variable output_of_cut_inputs(const Variable& y);
 /// Returns `parameter`, which is not cut, for use with this rank's part of the outputs of a cut
-/// layer. Its gradient becomes the sum over the tensor ranks; in a divided block,
+/// layer. The gradient of `parameter` becomes the sum over the tensor ranks; in a divided block,
 /// sum_block_gradients() computes this sum.
 Variable parameter_of_cut_outputs(const Variable& parameter);
-/// Throws Exit::usage in a divided block, because `layer` needs whole rows. `remedy` ends the
-/// error: it advises the user what to do.
+/// Throws Exit::usage in a divided block, because `layer` needs whole rows. The message ends with
+/// `remedy`, which advises the user what to do.
 void require_whole_rows(const char* layer, const char* remedy);
 
-/// Replaces the gradient of each parameter of a block that is not cut by its sum over the tensor
-/// ranks. `gradient(i)` is the gradient of parameter i, or of the elements that this data rank
-/// owns; undefined if there is none. A collective of the tensor ranks, whose gradients must have
-/// the same sizes.
+/// For each parameter of a block that is not cut, replaces the gradient by the sum of the gradients
+/// of the tensor ranks. `gradient(i)` returns the gradient of parameter i, or the part of it for
+/// the elements that this data rank owns; undefined if there is none. This call is a collective of
+/// the tensor ranks, whose gradients must have the same sizes.
 void sum_block_gradients(std::span<const NamedParameter> parameters,
                          const std::function<at::Tensor(size_t i)>& gradient);
 

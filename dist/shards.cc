@@ -29,7 +29,7 @@ std::vector<int64_t> balanced_shares(const std::vector<int64_t>& loads, int64_t 
                    [&](size_t a, size_t b) { return loads[a] < loads[b]; });
 
   // Find the level to which the ranks with the least load can be raised together. The other ranks
-  // are above it already and get nothing.
+  // are already above that level and get nothing.
   size_t active = ranks;
   int64_t level = 0;
   for (; active > 0; --active) {
@@ -73,7 +73,7 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   };
 
   // Elements that each rank owns in the buckets so far, counted separately for each StagePart.
-  // Parameters that have the same sizes on all tensor ranks are counted separately too, so that
+  // Parameters that have the same sizes on all tensor ranks are also counted separately, so that
   // their ranges are the same on all of these ranks, as sum_block_gradients() needs
   // (dist/sequence_ranks.h).
   std::map<std::pair<StagePart, bool>, std::vector<int64_t>> loads_of;
@@ -134,8 +134,8 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
   }
   while (!open.empty()) close(open.begin()->first);
 
-  // A bucket is complete with its last parameter. Ranks send buckets in this order, so one that is
-  // complete early must not wait for one that is complete late.
+  // A bucket is complete with its last parameter. Ranks send buckets in this order, so a bucket
+  // that is complete early must not wait for a bucket that is complete late.
   std::stable_sort(buckets_.begin(), buckets_.end(), [](const Bucket& a, const Bucket& b) {
     return a.parameters.back() > b.parameters.back();
   });
@@ -165,11 +165,11 @@ void ShardLayout::cut(Bucket& bucket, std::vector<int64_t>& loads) {
   }
 }
 
-/// Gives each parameter of a bucket to the rank with the least load, and sorts them by rank.
-/// `whole`: the elements of each parameter before it was cut among tensor ranks.
+/// Gives each parameter of a bucket to the rank with the least load, and sorts the parameters by
+/// rank. `whole`: the elements of each parameter before it was cut among tensor ranks.
 void ShardLayout::assign_whole(Bucket& bucket, std::span<const int64_t> whole,
                                std::vector<int64_t>& loads) {
-  // Assign the largest first, so that the smaller ones even out the loads.
+  // Assign the largest parameters first, so that the smaller ones even out the loads.
   std::vector<size_t> order = bucket.parameters;
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return whole[a] > whole[b]; });

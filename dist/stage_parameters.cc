@@ -20,7 +20,7 @@ namespace lathe {
 std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after, int parts) {
   const size_t blocks = costs.size(), count = static_cast<size_t>(parts);
   LATHE_CHECK(count >= 1 && count <= blocks, "more parts than blocks");
-  std::vector<double> sums{0};  // of the first n blocks
+  std::vector<double> sums{0};  // sums[n]: the cost of the first n blocks
   for (const double cost : costs) sums.push_back(sums.back() + cost);
   sums.back() += after;
 
@@ -86,7 +86,7 @@ ElementRange StageParameters::blocks(int part) const {
   return {cuts_[of_all], cuts_[of_all + 1]};
 }
 
-/// Returns the part that has a block, counted over the parts of all stages.
+/// Returns the index, among the parts of all stages, of the part that has a block.
 int64_t StageParameters::part_of_block(int64_t block) const {
   return std::upper_bound(cuts_.begin(), cuts_.end(), block) - cuts_.begin() - 1;
 }
@@ -97,7 +97,7 @@ int StageParameters::part_of_local(size_t i) const {
   return stages_.rank == 0 ? 0 : parts() - 1;
 }
 
-/// Returns whether parameter i is an embedding of the first stage that the last one uses as the
+/// Returns whether parameter i is an embedding of the first stage that the last stage uses as the
 /// weight of its head.
 bool StageParameters::is_tied(size_t i) const {
   return head_ != nullptr && parameters_[i].parameter.as_leaf() == head_ && owner_[i] == 0;
@@ -110,7 +110,7 @@ bool StageParameters::is_foreign(size_t i) const {
 }
 
 /// Returns whether parameter i has no values here. On GPUs, foreign parameters outside of blocks
-/// keep theirs.
+/// keep their values.
 bool StageParameters::is_freed(size_t i) const {
   return is_foreign(i) && (parameters_[i].block >= 0 || !parameters_[i].parameter.data().is_cuda());
 }
@@ -122,7 +122,7 @@ bool StageParameters::needs(const Leaf* parameter) const {
   return true;
 }
 
-/// Returns [stages + 1]: which elements of parameter i each stage owns.
+/// Returns cuts [stages + 1]: stage s owns the elements [cuts[s], cuts[s + 1]) of parameter i.
 std::vector<int64_t> StageParameters::cuts_of(size_t i) const {
   std::vector<int64_t> cuts(static_cast<size_t>(stages_.size) + 1, 0);
   std::fill(cuts.begin() + owner_[i] + 1, cuts.end(), parameters_[i].parameter.numel());
@@ -160,8 +160,8 @@ void StageParameters::free_foreign() {
   }
 }
 
-/// Checks that this stage has no gradient of a parameter whose values it does not have. A use
-/// without a gradient can't be noticed.
+/// Checks that this stage has no gradient of a parameter whose values it does not have. A use that
+/// gives no gradient can't be detected.
 void StageParameters::check_foreign() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!is_foreign(i) || !parameters_[i].parameter.leaf().grad.defined()) continue;
@@ -173,7 +173,7 @@ void StageParameters::check_foreign() const {
 }
 
 /// Returns for each parameter which stages have a gradient of it: [parameters, stages]. `own`: the
-/// gradients of this stage.
+/// gradients of this stage, by parameter.
 std::vector<uint8_t> StageParameters::stages_with_gradients(
     const std::vector<at::Tensor>& own) const {
   const size_t n = parameters_.size(), stages = static_cast<size_t>(stages_.size);
@@ -181,7 +181,7 @@ std::vector<uint8_t> StageParameters::stages_with_gradients(
   for (size_t i = 0; i < n; ++i) mine[i] = own[i].defined() ? 1 : 0;
 
   if (is_dry_run()) {
-    // A dry run has no other stages to ask. Assume that the last one has a gradient of a tied
+    // A dry run has no other stages to ask. Assume that the last stage has a gradient of a tied
     // embedding.
     for (size_t i = 0; i < n; ++i) {
       all[i * stages + stages - 1] = is_tied(i) ? 1 : 0;
@@ -227,8 +227,8 @@ std::vector<at::Tensor> StageParameters::sum_gradients(std::vector<at::Tensor> s
   return sums;
 }
 
-/// Returns the gradient of parameter i as sum_gradients() does. `own`: of this stage.
-/// has_gradient[s]: whether stage s has one.
+/// Returns the gradient of parameter i as sum_gradients() does. `own`: the gradient of this stage.
+/// has_gradient[s]: whether stage s has a gradient.
 at::Tensor StageParameters::summed(size_t i, const at::Tensor& own, const uint8_t* has_gradient) {
   const Variable& parameter = parameters_[i].parameter;
   const at::TensorOptions options =
@@ -242,7 +242,7 @@ at::Tensor StageParameters::summed(size_t i, const at::Tensor& own, const uint8_
     return at::empty({0}, options);
   }
 
-  // In the order of stages, so that the sum has the same bits in every run.
+  // Add in the order of stages, so that the sum is bitwise the same in every run.
   at::Tensor sum;
   for (int stage = 0; stage < stages_.size; ++stage) {
     if (!has(stage)) continue;
@@ -266,7 +266,7 @@ void StageParameters::publish(size_t i) {
   if (owner_[i] != stages_.rank) mark_updated(i);
 }
 
-/// Sends parameter i from the first stage to the last one.
+/// Sends parameter i from the first stage to the last stage.
 void StageParameters::publish_to_last(size_t i) {
   const int last = stages_.size - 1;
   at::Tensor data = parameters_[i].parameter.data();

@@ -117,7 +117,7 @@ Variable cross_entropy_of_tensor_ranks(const Variable& logits, const TensorCut& 
   const Variable picked =
       reduce_from_tensor_ranks(masked_fill(gather(shifted, 1, index), is_others, 0));
 
-  // Without a target the loss is 0.
+  // If no position has a target, the loss is 0.
   const double counted =
       divisor != 0 ? divisor : std::max(1.0, ignored.logical_not().sum().item<double>());
   return sum(masked_fill(log(sums) - picked, ignored, 0)) * (1 / counted);

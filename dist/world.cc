@@ -101,12 +101,12 @@ std::string World::use_gpus(const std::string& backend) {
   if (backend == "nccl" && cuda_api().make_nccl == nullptr) {
     fail(Exit::usage,
          "dist.backend = \"nccl\": liblathe_cuda.so was built without the header of NCCL 2.28; "
-         "install it and build again, or set it to \"gloo\"");
+         "install the header and build again, or set dist.backend to \"gloo\"");
   }
 
   uses_gpus_ = true;
   uses_nccl_ = backend != "gloo" && !sharing && cuda_api().make_nccl != nullptr;
-  // Ranks that meet on the loopback interface, like those of `lathe launch`, need no other
+  // Ranks that meet on the loopback interface, such as the ranks of `lathe launch`, need no other
   // interface.
   if (uses_nccl_ && placement_.host.starts_with("127.")) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   wrap_for_gpus(gradients_, data_group("gradients"), data_);
@@ -169,20 +169,20 @@ void World::join(const Placement& p, const DistConfig& config) {
 }
 
 /// Divides the cores of this machine among the processes that may use the same cores. torchrun and
-/// Slurm do not always bind each process to cores of its own. A collective.
+/// Slurm do not always bind each process to separate cores. This call is a collective.
 void World::share_cores() {
   const std::string mine = host_name() + " " + usable_core_set();
   const std::vector<std::string> all = gather_texts(mine);
   lathe::share_cores(static_cast<int>(std::count(all.begin(), all.end(), mine)));
 }
 
-/// Announces this process in the store and waits for the others. It polls the store, because the
-/// error of c10d's own wait would name an internal key.
+/// Announces this process in the store and waits for the other processes. Polls the store, because
+/// the error of c10d's wait function would name an internal key.
 void World::meet() {
   const Placement& p = placement_;
   if (store_->count(Rendezvous::key("rank", p.rank)) != 1) {
     fail(Exit::usage, "rank ", p.rank, " of ", p.size,
-         " was started twice; give each process a RANK of its own");
+         " was started twice; give each process a different RANK");
   }
   const std::string mine =
       str(p.size, " ", pipeline_.size, ", ", context_.size, " and ", tensor_.size);
@@ -270,7 +270,7 @@ namespace {
                                          const std::string& others) {
   fail(Exit::usage, what, " of rank ", rank, " differs from that of rank ", other, ": ",
        printable_line(theirs), " instead of ", printable_line(others),
-       "; start all ranks with the same");
+       "; it must be the same on all ranks");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The processes of this run. A process that trains alone is rank 0 of 1; its collectives return
-// their argument without communication.
+// Declares World, the processes of a run. A process that trains alone is rank 0 of 1; its
+// collectives return their argument without communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,10 +50,11 @@ enum class RankPhase : uint8_t {
 ///
 /// With dist.tensor, dist.context or dist.pipeline above 1, the processes form a grid. The ranks
 /// along the tensor axis compute the same micro-batches together, each with a part of every layer;
-/// those along the pipeline axis do so one after another, each with some of the layers. The ranks
-/// along the data axis have the same part of the model, and add up their gradients. The data axis
-/// contains a context axis, whose ranks compute the same micro-batches together, each with some of
-/// the positions of every row. Ranks that compute the same micro-batches form a batch group.
+/// the ranks along the pipeline axis compute the same micro-batches one after another, each with
+/// some of the layers. The ranks along the data axis have the same part of the model, and add up
+/// their gradients. The data axis contains a context axis, whose ranks compute the same
+/// micro-batches together, each with some of the positions of every row. Ranks that compute the
+/// same micro-batches form a batch group.
 ///
 /// The rank of a process is ((pipeline rank * batch groups + batch group) * context ranks + context
 /// rank) * tensor ranks + tensor rank. With this order, the ranks that exchange the most data are
@@ -88,52 +89,57 @@ class World {
     return {rank * (n / size), n / size};
   }
 
-  /// Returns whether `mine` is true on any rank. A collective.
+  /// Returns whether `mine` is true on any rank. This call is a collective.
   bool any(bool mine);
-  /// Returns `mine` [n, ...] of all ranks, concatenated in the order of ranks as [size * n, ...]. A
-  /// collective.
+  /// Returns `mine` [n, ...] of all ranks, concatenated in the order of ranks as [size * n, ...].
+  /// This call is a collective.
   at::Tensor gather(const at::Tensor& mine) {
     return gather_over({rank(), size()}, control_.get(), mine);
   }
-  /// Does the same for the data ranks. A collective of the data ranks, which must not exchange
-  /// gradients at the same time.
+  /// Does the same as gather() for the data ranks. This call is a collective of the data ranks,
+  /// which must not exchange gradients at the same time.
   at::Tensor gather_over_data(const at::Tensor& mine) {
     return gather_over(data_, gradients_.get(), mine);
   }
-  /// Does the same for the tensor ranks. A collective of the tensor ranks.
+  /// Does the same as gather() for the tensor ranks. This call is a collective of the tensor ranks.
   at::Tensor gather_over_tensor(const at::Tensor& mine) {
     return gather_over(tensor_, layers_.get(), mine);
   }
-  /// Does the same for the stages of a pipeline. A collective of them.
+  /// Does the same as gather() for the stages of a pipeline. This call is a collective of the
+  /// stages.
   at::Tensor gather_over_pipeline(const at::Tensor& mine) {
     return gather_over(pipeline_, stages_.get(), mine);
   }
 
-  /// Returns the texts of all ranks, in the order of ranks. A collective.
+  /// Returns the texts of all ranks, in the order of ranks. This call is a collective.
   std::vector<std::string> gather_texts(const std::string& mine) {
     return gather_texts_over(control_.get(), mine);
   }
-  /// Does the same over a separate group, so that a thread that saves a checkpoint may call it
-  /// while the training thread uses the other groups. Call open_saving_group() first.
+  /// Does the same as gather_texts() over a separate group, so that a thread that saves a
+  /// checkpoint may call it while the training thread uses the other groups. Call
+  /// open_saving_group() first.
   std::vector<std::string> gather_texts_of_savers(const std::string& mine) {
     return gather_texts_over(saving_.get(), mine);
   }
-  /// Makes the group for gather_texts_of_savers(), unless it exists or the process is alone. A
-  /// collective.
+  /// Makes the group for gather_texts_of_savers(), unless it exists or the process is alone. This
+  /// call is a collective.
   void open_saving_group();
-  /// Throws Exit::usage if `mine` differs between ranks. The error shows the first rank that
-  /// differs from rank 0 and both values. `what` names the value, as in "the config". A collective.
+  /// Throws Exit::usage if `mine` differs between ranks. The message names the first rank whose
+  /// value differs from that of rank 0, and shows the first line in which the two values differ.
+  /// `what` names the value, such as "the config". This call is a collective.
   void check_same(const std::string& what, const std::string& mine);
-  /// Does the same for each line of a text. A line is a key, a space and a value. Ranks may have
-  /// different keys, but the value of a key must not differ between ranks. A collective.
+  /// Does the same as check_same() for each line of a text. A line is a key, a space and a value.
+  /// Ranks may have different keys, but the value of a key must not differ between ranks. This call
+  /// is a collective.
   void check_same_lines(const std::string& what, const std::string& mine);
   /// Returns the data ranks' group for gradients. A thread other than the training thread may use
-  /// it. This group and the next ones exist only if their axis has several ranks.
+  /// it. This group, and the groups that the following functions return, exist only if their axis
+  /// has several ranks.
   Group& gradients() { return *gradients_; }
   /// Returns the data ranks' group for sharded parameters. The training thread may use it while
   /// gradients are exchanged.
   Group& parameters() { return *parameters_; }
-  /// Returns the data ranks' group for the ops of dist/collectives.h. Its first use is a
+  /// Returns the data ranks' group for the ops of dist/collectives.h. The first call of ops() is a
   /// collective.
   Group& ops();
   /// Returns the tensor ranks' group, which the training thread uses.
@@ -143,7 +149,7 @@ class World {
   /// Returns the group of a pipeline's stages, which the training thread uses.
   Group& stages() { return *stages_; }
 
-  /// Returns the DryWorld that is alive, or null.
+  /// Returns the DryWorld that exists; null if there is none.
   DryWorld* dry() const { return dry_; }
 
   /// Returns the bytes of gradients, parameters and activations that this process has sent.
@@ -159,21 +165,21 @@ class World {
   /// Records a phase of the same step.
   void note(RankPhase phase) { note(step_, phase); }
   /// Runs `f`. If c10d throws an error, finds out which rank was lost and throws Exit::peer_lost
-  /// with that rank, its host and the last step and phase that it recorded. Passes other errors on.
+  /// with that rank, its host and the last step and phase that it recorded. Rethrows other errors.
   void guarded(const std::function<void()>& f);
-  /// Lets the groups exchange tensors of GPUs, and connects the ranks of groups that use NCCL.
-  /// `backend`: dist.backend. Throws Exit::usage if that is "nccl" and processes share a GPU or the
-  /// build has no NCCL. Returns what the groups use, for the log, such as "NCCL". Does nothing in a
-  /// single process. Call it once, after open_device() and before a tensor of a GPU is exchanged. A
-  /// collective.
+  /// Lets the groups exchange GPU tensors, and connects the ranks of groups that use NCCL.
+  /// `backend`: dist.backend. Throws Exit::usage if `backend` is "nccl" and processes share a GPU
+  /// or the build has no NCCL. Returns what the groups use, for the log, such as "NCCL". Does
+  /// nothing in a single process. Call it once, after open_device() and before a GPU tensor is
+  /// exchanged. This call is a collective.
   std::string use_gpus(const std::string& backend);
-  /// Waits until all ranks have called it. A collective.
+  /// Waits until all ranks have called this function. This call is a collective.
   void wait_for_all() { any(false); }
   /// Reports to the other ranks why this process ends. Does nothing in a single process.
   void report_failure(const std::string& why);
-  /// Does the same, then waits for up to one second for rank 0 to report the same reason. Returns
-  /// whether it did; rank 0 then also prints the reason. Call it for errors of the config, which
-  /// all ranks notice at the same time.
+  /// Does the same as report_failure(), then waits for up to one second for rank 0 to report the
+  /// same reason. Returns whether rank 0 did so; in that case, rank 0 also prints the reason. Call
+  /// it for errors of the config, which all ranks notice at the same time.
   bool first_rank_reports(const std::string& why);
 
  private:
@@ -205,17 +211,17 @@ class World {
   DryWorld* dry_ = nullptr;
   bool uses_gpus_ = false, uses_nccl_ = false;
   std::unique_ptr<Rendezvous> store_;
-  std::unique_ptr<Rendezvous> monitor_;  // with a short timeout, to find the lost rank
-  std::unique_ptr<Group> control_;       // of all ranks
-  std::unique_ptr<Group> saving_;        // of all ranks, for saves
+  std::unique_ptr<Rendezvous> monitor_;  // connection with a short timeout, to find the lost rank
+  std::unique_ptr<Group> control_;       // group of all ranks
+  std::unique_ptr<Group> saving_;        // group of all ranks, for saves
   std::unique_ptr<Group> gradients_, parameters_, ops_, layers_, contexts_, stages_;
   std::atomic<int64_t> step_{0};
   std::atomic<RankPhase> phase_{RankPhase::starting};
   std::atomic<int64_t> pulses_{0};
   std::mutex failure_mutex_;
   // Guarded by the mutex:
-  std::string rank0_failure_;  // why rank 0 ends, "" while it does not
-  std::string rank0_pulse_;    // its last report about itself
+  std::string rank0_failure_;  // why rank 0 ends with an error; "" if it does not
+  std::string rank0_pulse_;    // the last report of rank 0 about itself
 };
 
 /// Returns the processes of this run. The object is never destroyed, because a group with a pending
@@ -236,7 +242,8 @@ class DryWorld {
   DryWorld(const DryWorld&) = delete;
   DryWorld& operator=(const DryWorld&) = delete;
 
-  /// Tensors that this stage sends to the next one and receives from the previous one, in order.
+  /// Tensors that this stage sends to the next stage and receives from the previous stage, in
+  /// order.
   std::vector<TensorForm> sent, received;
   size_t received_count = 0;  ///< number of tensors that this stage has received so far
 
@@ -248,7 +255,7 @@ class DryWorld {
   std::unique_ptr<Group> control_, gradients_, parameters_, ops_, layers_, contexts_, stages_;
 };
 
-/// Joins the other processes. Call it once, before anything else of this folder. Throws
+/// Joins the other processes. Call it once, before any other function of dist/. Throws
 /// Exit::peer_lost with the first rank that did not join within dist.timeout, and Exit::usage if
 /// two processes have the same rank, or if their WORLD_SIZE or their grids differ. The product of
 /// dist.pipeline, dist.context and dist.tensor must divide the number of processes.

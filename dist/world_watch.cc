@@ -58,8 +58,8 @@ std::string World::pulse() const {
 }
 
 /// Reports every half second what this process is doing, until the store is gone. Also keeps the
-/// last report of rank 0 and the reason why it ends with an error, since the store may end with
-/// rank 0.
+/// last report of rank 0 and, if rank 0 ends with an error, the reason, since the store may end
+/// with rank 0.
 void World::send_pulses(Rendezvous& store) {
   try {
     while (true) {
@@ -75,7 +75,7 @@ void World::send_pulses(Rendezvous& store) {
       std::this_thread::sleep_for(pulse_interval);
     }
   } catch (const std::exception&) {
-    // Without a store, no rank can read a pulse. The next exchange fails, and its error is
+    // Without a store, no rank can read a report. The next exchange fails, and its error is
     // reported.
   }
 }
@@ -108,9 +108,9 @@ std::string World::find_lost_rank() {
     return all;
   };
 
-  // A rank that ends with an error reports it; one that was killed or stopped sends no more pulses.
-  // A rank that found the lost one earlier may have ended since, and would seem to be lost too. So
-  // use its answer first.
+  // A rank that ends with an error reports the error; a rank that was killed or stopped sends no
+  // more reports. A rank that found the lost rank earlier may have ended since then, and would seem
+  // to be lost as well. So use the answer of such a rank first.
   const std::vector<Pulse> before = read();
   std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
   const std::vector<Pulse> now = read();
@@ -125,7 +125,7 @@ std::string World::find_lost_rank() {
       return sentence(r, now[r], "no longer answers");
   }
 
-  // All ranks send pulses, so the others wait for the one that is furthest behind.
+  // All ranks send reports, so the other ranks wait for the rank that is furthest behind.
   const auto progress = [&](const Pulse& p) {
     const auto phase = std::ranges::find(phases, p.phase) - std::begin(phases);
     return std::pair(std::strtoll(p.step.c_str(), nullptr, 10), phase);
@@ -178,7 +178,7 @@ void World::fail_for_lost_rank(const std::string& why) {
   fail(Exit::peer_lost, "an exchange failed (", why, "), though every rank answers", remedy);
 }
 
-/// If the store ends with this process, waits long enough for the other ranks to read it.
+/// If the store ends with this process, waits long enough for the other ranks to read the store.
 void World::wait_for_readers() const {
   if (rank() == 0 && !placement_.agent_hosts_store) std::this_thread::sleep_for(2 * pulse_interval);
 }
@@ -198,7 +198,7 @@ void World::report_failure(const std::string& why) {
   try {
     monitor_->set(Rendezvous::key("failed", rank()), why);
   } catch (const std::exception&) {
-    // The others notice by themselves, after dist.timeout at the latest.
+    // The other ranks notice the failure by themselves, after dist.timeout at the latest.
     return;
   }
   wait_for_readers();
@@ -214,7 +214,7 @@ bool World::first_rank_reports(const std::string& why) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   } catch (const std::exception&) {
-    // The store is gone, so nobody knows what rank 0 printed.
+    // The store is gone, so it is unknown what rank 0 printed.
   }
   return false;
 }

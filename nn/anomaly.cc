@@ -106,7 +106,7 @@ struct DetectAnomaly::Watch {
       prune_at = std::max(prune_at, 2 * made.size());
     }
 
-    // In a recomputation keep the first entry: it has the path in the complete model.
+    // In a recomputation, keep the first entry, which has the module's path in the complete model.
     const auto found = made.find(&node);
     if (mode().is_recomputing && found != made.end() && !found->second.node.expired()) return;
     made[&node] = {.node = node.weak_from_this(), .where = where(), .inputs = inputs_text(inputs)};
@@ -125,13 +125,13 @@ struct DetectAnomaly::Watch {
       arrived += (arrived.empty() ? "" : "; ") + facts(t);
     }
 
-    // No earlier backward function produced this value, since each one is checked. It comes from
-    // the loss scale, or from a sum of finite gradients.
+    // No earlier backward function produced this value, since the results of each one are checked.
+    // The value comes from the loss scale, or from a sum of finite gradients.
     if (!arrived_finite) {
       fail(Exit::diverged, "anomaly: the gradient that reached the result of ", r.node.name(),
            place,
            " is not finite; either finite gradients overflowed in their sum, or backward began "
-           "with it: ",
+           "with this gradient: ",
            arrived, forward);
     }
 

@@ -8,20 +8,20 @@
 
 namespace lathe {
 
-/// While alive, checks the results of every op of this thread, forward and backward. The first op
-/// that computes a NaN or an infinity from finite values throws an Error (Exit::diverged). The
-/// message names the op and its module (the path, if modules make a ModuleCall), and describes its
-/// inputs: dtypes, shapes, numbers of NaN and infinities, minimum and maximum. The first op that
-/// receives a parameter with such values, or data with NaN, throws too. masked_fill may write
-/// infinities, and constants may contain them. In the backward pass, the message names the op whose
-/// gradient formula computed such a value, and describes the op's inputs in the forward pass. The
-/// guard costs a few passes over every tensor; without a guard the cost is one pointer test per op.
-/// In contrast, torch.autograd.detect_anomaly checks only gradients, for NaN.
+/// Until destroyed, checks the results of every op of this thread, forward and backward. The first
+/// op that computes a NaN or an infinity from finite values throws an Error (Exit::diverged). The
+/// message names the op and its module (the path, if modules make a ModuleCall), and describes the
+/// op's inputs: dtypes, shapes, numbers of NaN and infinities, minimum and maximum. The first op
+/// that receives a parameter with NaN or infinities, or data with NaN, also throws. masked_fill may
+/// write infinities, and constants may contain them. In the backward pass, the message names the op
+/// whose gradient formula computed the value, and describes the op's inputs in the forward pass.
+/// The guard costs a few passes over every tensor; without a guard the cost is one pointer test per
+/// op. In contrast, torch.autograd.detect_anomaly checks only gradients, for NaN.
 class DetectAnomaly : public ModeGuard {
  public:
-  /// The checks in addition to those of forward results.
+  /// Selects checks in addition to the checks of forward results.
   struct Options {
-    bool backward = true;  ///< check gradients too
+    bool backward = true;  ///< also check gradients
   };
   DetectAnomaly() : DetectAnomaly(Options{}) {}
   explicit DetectAnomaly(Options options);

@@ -1,6 +1,6 @@
-// Hooks on modules, which read or replace their results.
+// Hooks that read or replace the results of modules.
 //
-// A forward hook is a guard that walks its model once, to find the addresses of its modules.
+// A forward hook is a guard that walks the model once, to find the addresses of the modules.
 #pragma once
 
 #include <functional>
@@ -18,19 +18,21 @@ namespace lathe {
 
 class ModuleCall;
 
-/// While alive, calls f on this thread with the result of each module of `model` whose path matches
-/// `pattern` (matches() of autograd/parameter.h). For a recurrent module this is the sequence,
-/// without the state. If f returns a defined Variable, it replaces the result. Of several hooks,
-/// the innermost is called first. Modules that make no ModuleCall have no hooks. Modules must not
-/// move in memory while the hook is alive. Throws if no module has such a path.
+/// Until destroyed, calls f on this thread with the result of each module of `model` whose path
+/// matches `pattern` (matches() of autograd/parameter.h). The result of a recurrent module is the
+/// sequence, without the state. If f returns a defined Variable, this Variable replaces the result.
+/// Of several hooks, the innermost is called first. Modules that make no ModuleCall have no hooks.
+/// Modules must not move in memory while the hook exists. Throws if no module has a path that
+/// matches.
 class ForwardHook : public ModeGuard {
  public:
-  /// Takes the module's path and result; a defined Variable that it returns replaces the result.
+  /// Takes the module's path and result; a defined Variable that the function returns replaces the
+  /// result.
   using Function = std::function<Variable(const std::string& path, const Variable& y)>;
   ForwardHook(const ModuleRef& model, std::string_view pattern, Function f);
 
   /// Calls the function if the pattern matches the module of `at`. Replaces `y`, the module's
-  /// result, by a defined Variable that the function returns. Only ModuleCall calls it.
+  /// result, by a defined Variable that the function returns. Only ModuleCall calls this function.
   void call(const ModuleCall& at, Variable& y) const;
   const ForwardHook* outer() const { return outer_; }
 

@@ -27,11 +27,12 @@ void uniform(const at::Tensor& t, double bound, RngKey key) {
   bump_version(t);
 }
 
-/// `p`: the parameter whose values `t` receives.
+/// Fills `t` with the initial values of the parameter `p`.
 void fill_weight(const NamedParameter& p, const at::Tensor& t, Init init, int64_t depth,
                  RngKey key) {
-  LATHE_CHECK(t.dim() >= 2, p.path, " is a ", p.role.name, " of shape ", describe(t.sizes()),
-              "; fan-in and fan-out need 2 dimensions or more: give it another Role::Start");
+  LATHE_CHECK(
+      t.dim() >= 2, p.path, " is a ", p.role.name, " of shape ", describe(t.sizes()),
+      "; fan-in and fan-out need 2 dimensions or more: give the parameter another Role::Start");
   const auto out = static_cast<double>(t.size(0)), in = static_cast<double>(t.size(1));
   const double field = static_cast<double>(t.numel()) / (out * in);  // positions of a filter
   const double fan_out = out * field, fan_in = in * field;

@@ -1,6 +1,6 @@
-// All layers: plain structs of parameters and sizes that are called like functions. They are
-// constructed with their sizes; nn/init.h sets their values. Under autocast they compute as their
-// ops do (autograd/ops.h).
+// Includes all layers, which are plain structs of parameters and sizes that are called like
+// functions. A layer is constructed with its sizes; nn/init.h sets the values of its parameters.
+// Under autocast, a layer computes in the dtypes of its ops (autograd/ops.h).
 #pragma once
 
 #include "nn/layers/attention.h"

@@ -48,7 +48,7 @@ std::vector<NamedParameter> parameters(const ConstModuleRef& model) {
   Visit visit({.parameter = [&](const NamedParameter& found, Variable&) {
     if (!seen.insert(identity(found.parameter.data())).second) return;
     LATHE_CHECK(paths.insert(found.path).second, "two parameters of a model are called ",
-                found.path, "; give one another name in its module's visit()");
+                found.path, "; give one of them another name in its module's visit()");
     out.push_back(found);
   }});
   model.visit(visit);
@@ -74,7 +74,7 @@ void replace_parameters(const ModuleRef& model,
                         const std::function<Variable(const NamedParameter&)>& make) {
   struct Found {
     NamedParameter first;
-    std::vector<Variable*> places;  // several if parameters are tied
+    std::vector<Variable*> places;  // members that hold the parameter, several if it is tied
   };
   std::vector<Found> all;
   std::map<const void*, size_t> indices;
@@ -85,7 +85,8 @@ void replace_parameters(const ModuleRef& model,
   }});
   model.visit(visit);
 
-  // Each old parameter is freed before the next new one is made, if nothing else holds it.
+  // Each old parameter is freed before the next new parameter is made, unless something else holds
+  // it.
   for (Found& found : all) {
     const Variable made = make(found.first);
     for (Variable* place : found.places) *place = made;

@@ -19,8 +19,8 @@
 
 namespace lathe {
 
-/// The functions that a walk over a model calls; empty ones are skipped. `place` refers to the
-/// module's member, so that a function can replace it.
+/// The functions that a walk over a model calls; empty functions are skipped. `place` refers to the
+/// module's member, so that a function can replace the member.
 struct Visitor {
   std::function<void(const NamedParameter& found, Variable& place)> parameter{};
   std::function<void(const std::string& path, at::Tensor& place)> buffer{};
@@ -32,16 +32,16 @@ struct Visitor {
 };
 
 /// Walks a module: v("name", child) visits a child. A child is a module; an optional, unique_ptr,
-/// shared_ptr or pointer to one, skipped if it is empty; or a vector, array or other range of
+/// shared_ptr or pointer to a module, skipped if empty; or a vector, array or other range of
 /// children, which are named by their indices.
 class Visit {
  public:
   explicit Visit(Visitor visitor) : visitor_(std::move(visitor)) {}
 
-  /// Visits a parameter. An undefined one (a bias that is off) is skipped.
+  /// Visits a parameter. An undefined parameter (a bias that is off) is skipped.
   void operator()(std::string_view name, Variable& parameter, const Role& role);
   /// Visits a tensor that a module keeps and saves and that is not a parameter, such as batch
-  /// norm's statistics. An undefined one is skipped.
+  /// norm's statistics. An undefined tensor is skipped.
   void buffer(std::string_view name, at::Tensor& tensor);
   /// Visits the stream of random numbers of the current module; see assign_random_streams().
   void stream(uint64_t& stream);
@@ -53,8 +53,8 @@ class Visit {
     into(child);
     path_.resize(length);
   }
-  /// Visits the repeated blocks of a model. The visitor's functions get the index of the block of
-  /// each parameter and module within them.
+  /// Visits the repeated blocks of a model. For each parameter and module within a block, the
+  /// visitor's functions get the block's index.
   template <class Children>
   void blocks(std::string_view name, Children& children) {
     const std::string prefix = std::string(name) + ".";
@@ -107,7 +107,8 @@ void walk(const void* module, Visit& v) {
 
 }  // namespace detail
 
-/// A reference to any module, for functions that change it. It must not outlive the module.
+/// A reference to any module, for functions that change the module. A ModuleRef must not outlive
+/// its module.
 class ModuleRef {
  public:
   template <detail::Walkable M>
@@ -120,8 +121,8 @@ class ModuleRef {
   void (*walk_)(const void*, Visit&);
 };
 
-/// A reference to any module, const or not, for functions that read it or write into the memory of
-/// its tensors.
+/// A reference to any module, const or not, for functions that read the module or write into the
+/// memory of its tensors.
 class ConstModuleRef {
  public:
   template <detail::Walkable M>
@@ -140,7 +141,7 @@ struct NamedBuffer {
 };
 
 /// Returns every parameter in visiting order. A parameter that several members share (tied by
-/// assignment) is listed once, under its first path. Throws if two have the same path.
+/// assignment) is listed once, under its first path. Throws if two parameters have the same path.
 std::vector<NamedParameter> parameters(const ConstModuleRef& model);
 /// Returns the parameters that an optimizer updates.
 std::vector<NamedParameter> trained_parameters(const ConstModuleRef& model);
@@ -166,18 +167,18 @@ void replace_parameters(const ModuleRef& model,
 /// Replaces every buffer by the result of `make(found)`.
 void replace_buffers(const ModuleRef& model,
                      const std::function<at::Tensor(const NamedBuffer& found)>& make);
-/// Replaces every parameter and buffer by a copy on `device`; floating-point ones are converted to
-/// `dtype`. Frozen parameters stay frozen, and quantized parameters stay unchanged.
+/// Replaces every parameter and buffer by a copy on `device`; floating-point tensors are converted
+/// to `dtype`. Frozen parameters stay frozen, and quantized parameters stay unchanged.
 void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype);
 /// Drops the gradients of all parameters.
 void zero_grad(const ConstModuleRef& model);
 /// Freezes every parameter whose path matches `pattern` (see matches() in autograd/parameter.h), or
-/// makes it trainable again if `frozen` is false. Returns their number, and throws if it is 0.
-/// Frozen parameters get no gradients and no updates.
+/// makes it trainable again if `frozen` is false. Returns the number of parameters that match, and
+/// throws if it is 0. Frozen parameters get no gradients and no updates.
 int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool frozen = true);
-/// Gives each layer that draws random numbers a stream that depends on its path, so that its
-/// numbers do not depend on which other layers ran. Without this call, such layers draw from one
-/// stream, in the order in which they run.
+/// Gives each layer that draws random numbers a stream that depends on the layer's path, so that
+/// the layer's numbers do not depend on which other layers ran. If this function is not called,
+/// such layers draw from one stream, in the order in which they run.
 void assign_random_streams(const ModuleRef& model);
 
 /// Parameters and buffers by path.
@@ -190,10 +191,10 @@ struct LoadedState {
   std::vector<std::string> missing, unexpected;  ///< paths, sorted
 };
 /// Copies the values of `state` into the model's tensors, cast to their dtype and device. Tied
-/// parameters stay tied: `state` may have one under any of its paths, or under several with equal
-/// values. Throws one error for all mismatches of shapes and of kinds of dtype (integer or floating
-/// point), and with `strict` for all missing and unexpected paths. The error names the first 8 of
-/// each, and the model is unchanged.
+/// parameters stay tied: `state` may have a tied parameter under any of its paths, or under several
+/// paths with equal values. Throws one error for all mismatches of shapes and of kinds of dtype
+/// (integer or floating point), and with `strict` for all missing and unexpected paths. The error
+/// names the first 8 of each kind, and the model is unchanged.
 LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
                             bool strict = true);
 
@@ -205,7 +206,7 @@ Variable new_parameter(at::IntArrayRef sizes);
 at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype = at::kFloat);
 
 /// Returns the number of elements of all parameters. A parameter that is cut among tensor ranks
-/// counts as the complete one.
+/// counts with its complete size.
 int64_t count(const std::vector<NamedParameter>& parameters);
 /// Returns a table of the path, shape and number of elements of each parameter, with the total.
 std::string parameter_table(const std::vector<NamedParameter>& parameters);

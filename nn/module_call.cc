@@ -1,6 +1,6 @@
-// The calls of a thread form a chain on the stack. No path is stored: when one is needed (for a
-// shape error or an anomaly), the outermost module is walked to find this call's module by its
-// address and type. The sizes of named dims are on the stack too.
+// Implements ModuleCall. The calls of a thread form a chain on the stack. No path is stored: when
+// one is needed (for a shape error or an anomaly), the outermost module is walked to find this
+// call's module by its address and type. The sizes of named dims are on the stack too.
 #include "nn/module_call.h"
 
 #include <cxxabi.h>
@@ -34,7 +34,7 @@ std::string last_part(const std::string& name) {
   return colon == std::string::npos ? name : name.substr(colon + 2);
 }
 
-/// Returns the letters of a spec's dims; sets `any_before` if it begins with "...".
+/// Returns the letters of a spec's dims; sets `any_before` if the spec begins with "...".
 std::string letters_of(std::string_view spec, bool& any_before) {
   any_before = spec.starts_with("...");
   std::string letters;
@@ -63,7 +63,7 @@ int64_t ModuleCall::size(char dim) const {
     if (d.name == dim) return d.size;
   }
   fail(Exit::internal, text(), ": no input has a dim ", std::string(1, dim),
-       "; is one of them undefined?");
+       "; is one of the inputs undefined?");
 }
 
 void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view spec, bool is_result,

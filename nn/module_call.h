@@ -34,7 +34,7 @@ struct Bound {
 };
 
 /// Returns the type names of the modules of namespace lathe that make a ModuleCall. A test checks
-/// that its table has a row for each of them.
+/// that a table in the tests has a row for each type.
 std::set<std::string>& module_registry();
 
 namespace detail {
@@ -47,8 +47,8 @@ struct RegisteredModule {
 };
 }  // namespace detail
 
-/// One call of a module. A module creates it as a local variable of its operator(). The calls that
-/// are in progress on a thread form a chain, from the innermost to the outermost.
+/// One call of a module. A module creates a ModuleCall as a local variable of its operator(). The
+/// calls that are in progress on a thread form a chain, from the innermost to the outermost.
 class ModuleCall {
  public:
   template <class M>
@@ -67,8 +67,8 @@ class ModuleCall {
   ModuleCall& operator=(const ModuleCall&) = delete;
 
   /// Checks a tensor against a named shape such as "B T C", or "... C" for any number of dims
-  /// before C. Each letter has one size in all tensors of the call: the one given to the
-  /// constructor, or that of the first tensor with the letter. An undefined tensor is skipped. The
+  /// before C. Each letter has one size in all tensors of the call: the size that the constructor
+  /// got, or the size in the first tensor with the letter. An undefined tensor is skipped. The
   /// error names the module by path and type, the tensor, both shapes, and the dim.
   void input(const char* name, const at::Tensor& x, std::string_view spec) {
     check(name, x, spec, false);
@@ -83,16 +83,16 @@ class ModuleCall {
   void input(const Variable& x, std::string_view spec) {
     check("input", x.data(), spec, false, true);
   }
-  /// Checks the module's result, and returns it, or the value by which forward hooks replace it
+  /// Checks the module's result. Returns the result, or the value by which forward hooks replace it
   /// (nn/hooks.h).
   Variable result(Variable y, std::string_view spec) {
     check("result", y.data(), spec, true);
     return mode().forward_hooks == nullptr ? y : run_hooks(std::move(y));
   }
-  /// Returns the size of a dim that is bound. Throws if there is none of that name.
+  /// Returns the size of a dim that is bound. Throws if no dim of that name is bound.
   int64_t size(char dim) const;
 
-  /// Returns the thread's innermost call, or null.
+  /// Returns the thread's innermost call, or null if no call is in progress.
   static ModuleCall*& innermost() {
     static thread_local ModuleCall* call = nullptr;
     return call;
@@ -110,7 +110,7 @@ class ModuleCall {
   struct Dim {
     char name;
     int64_t size;
-    int tensor;  ///< index in seen_ of the tensor that bound it; -1: the constructor
+    int tensor;  ///< index in seen_ of the tensor that bound the dim; -1: the constructor
   };
   struct Seen {
     const char* name;

@@ -1,4 +1,4 @@
-// State dicts: a model's tensors by path.
+// Implements state dicts, which map paths to a model's tensors.
 #include "nn/state.h"
 
 #include <ATen/ops/empty.h>
@@ -28,7 +28,7 @@ std::vector<Place> places_of(const ConstModuleRef& model) {
   std::set<std::string> paths;
   const auto add = [&](const std::string& path, const at::Tensor& t) {
     LATHE_CHECK(paths.insert(path).second, "two tensors of a model are called ", path,
-                "; give one another name in its module's visit()");
+                "; give one of them another name in its module's visit()");
     LATHE_CHECK(!t.is_meta(), path, " has no values here: it is quantized, or has only a shape");
     const auto [at, is_new] = known.emplace(t.unsafeGetTensorImpl(), out.size());
     if (is_new) out.push_back({{}, t});
@@ -143,7 +143,7 @@ TensorEntry make_entry(const std::string& name, at::ScalarType dtype, std::vecto
 }
 
 void save_state_dict(const StateDict& state, const fs::path& path) {
-  std::vector<at::Tensor> held;  // until the bytes are written
+  std::vector<at::Tensor> held;  // keeps the tensors until the bytes are written
   std::vector<TensorEntry> entries;
   for (const auto& [name, tensor] : state) {
     const at::Tensor& t = held.emplace_back(tensor.detach().cpu().contiguous());

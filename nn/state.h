@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// Returns an entry that shares the memory of `t`, which is contiguous and on the CPU.
+/// Returns an entry that shares the memory of `t`, which must be contiguous and on the CPU.
 TensorEntry make_entry(const std::string& name, const at::Tensor& t);
 /// Returns an entry whose tensor exists only while it is written. Writing the entry calls `make`,
 /// which returns the tensor with this dtype and these sizes, on any device.
@@ -21,7 +21,7 @@ TensorEntry make_entry(const std::string& name, at::ScalarType dtype, std::vecto
 /// Tensors on a GPU are copied to the CPU first. Throws Exit::io if the file cannot be written.
 void save_state_dict(const StateDict& state, const std::filesystem::path& path);
 /// Returns the tensors of a safetensors file on the CPU, in their stored dtypes. Throws
-/// Exit::checkpoint if the file is missing or damaged, or has a dtype that Lathe lacks.
+/// Exit::checkpoint if the file is missing or damaged, or has a dtype that Lathe does not support.
 StateDict read_state_dict(const std::filesystem::path& path);
 
 }  // namespace lathe

@@ -14,8 +14,8 @@ std::vector<GroupOptions> group_options(const OptimConfig& config) {
     for (const auto& [key, value] : table) {
       // The tables of optim.groups hold plain values; toml_text prints ConfigValues.
       const ConfigValue as_value = std::visit([](const auto& x) { return ConfigValue(x); }, value);
-      // Returns `value` as a number. The -1 stands for a text or a boolean, which the check then
-      // refuses; `!(x >= 0)` also refuses NaN.
+      // Returns `value` as a number. A text or a boolean becomes -1, which the check then refuses.
+      // The condition `!(x >= 0)` also refuses NaN.
       const auto number = [&] {
         const auto* whole = std::get_if<int64_t>(&value);
         const auto* real = std::get_if<double>(&value);

@@ -1,7 +1,7 @@
-// The keys of [optim], and settings for some of the parameters.
+// The keys of [optim], and the settings of parameter groups.
 //
-// `dampening` is torch's: the velocity takes (1 - dampening) of a gradient, so dampening equal to
-// momentum gives the exponential average.
+// `dampening` has the same meaning as in torch: the velocity takes (1 - dampening) of a gradient,
+// so dampening equal to momentum gives the exponential average.
 //
 // `groups`: the first group that matches a parameter applies; a group without parameters is an
 // error.
@@ -81,7 +81,7 @@ struct OptimConfig {
               "updates^-factor_decay.",
               inside(0, 1).of({"adafactor"}))
   LATHE_FIELD(double, factor_clip, 1.0,
-              "largest root mean square of an update; a larger one is scaled down.",
+              "largest root mean square of an update; a larger update is scaled down.",
               above(0, 1000000).of({"adafactor"}))
   LATHE_FIELD(bool, relative_step, false, "limit the learning rate to 1 / sqrt(updates).",
               anything().of({"adafactor"}))
@@ -94,7 +94,7 @@ struct OptimConfig {
   LATHE_FIELD(
       double, weight_decay, 0.1,
       "Weight decay of parameters with two or more dimensions. It is added to the gradient in sgd, "
-      "momentum, adagrad, rmsprop, adam, adam8bit and nadam, and decoupled in all others.",
+      "momentum, adagrad, rmsprop, adam, adam8bit and nadam, and decoupled in all other kinds.",
       at_least(0))
   LATHE_FIELD(double, grad_clip, 1.0,
               "Largest allowed gradient, measured as optim.grad_clip_by selects. 0: no clipping.",
@@ -114,12 +114,12 @@ struct OptimConfig {
               anything())
 };
 
-/// Settings for some of the parameters: `{.pattern = "head.*", .lr_factor = 0.1}`.
+/// Settings of a group of parameters: `{.pattern = "head.*", .lr_factor = 0.1}`.
 struct GroupOptions {
-  std::string pattern{};  ///< of paths; see matches()
+  std::string pattern{};  ///< pattern of parameter paths; see matches()
   std::function<bool(const NamedParameter& parameter)>
-      which{};                           ///< if set, used instead of the pattern
-  double lr_factor = 1;                  ///< times the step's learning rate
+      which{};           ///< predicate that replaces the pattern; empty: the pattern selects
+  double lr_factor = 1;  ///< factor on the step's learning rate
   std::optional<double> weight_decay{};  ///< nullopt: the same as for other parameters
 };
 

@@ -24,20 +24,21 @@ struct StateTensor {
   at::ScalarType dtype = at::kFloat;
   int place = 0;     ///< index in UpdateArgs::state
   double start = 0;  ///< initial value of all elements
-  int64_t per = 1;   ///< elements of the parameter per element of a divisible state
+  int64_t per = 1;   ///< number of the parameter's elements for each element of this tensor, if
+                     ///< the state is divisible
 };
 /// The state that a method keeps for one parameter.
 struct MethodState {
   std::vector<StateTensor> tensors;
-  bool whole =
-      false;  ///< updated as a whole tensor; otherwise element by element, by the method's rule
-  double flops = 0;  ///< of an update's matrix products
-  /// Whether update() gives the same bits for parts of the parameter, cut at multiples of
-  /// grad_sum_chunk, so that processes can divide it among themselves. Otherwise one process
-  /// updates all of it.
+  bool whole = false;  ///< whether update() handles the tensor as a whole; false: the method's rule
+                       ///< updates each element
+  double flops = 0;    ///< FLOPs of an update's matrix products
+  /// Whether updating parts of the parameter, which are cut at multiples of grad_sum_chunk, is
+  /// bitwise equal to updating the complete parameter. If so, processes can divide the parameter
+  /// among themselves. Otherwise one process updates all of it.
   bool divisible = false;
-  /// Whether update() joins the parts of a parameter that is cut among tensor ranks if it needs all
-  /// of the parameter (SlotUpdate::join).
+  /// Whether update() itself joins the parts of a parameter that is cut among tensor ranks
+  /// (SlotUpdate::join), if the update needs the complete parameter.
   bool joins_parts = false;
 };
 
@@ -54,31 +55,32 @@ struct SlotUpdate {
   at::IntArrayRef sizes;
   bool whole = false;
   size_t parameter = 0;  ///< index in the optimizer's parameters
-  /// How the parameter is cut among tensor ranks, or null. If it is cut, `sizes` are those of this
-  /// part, and all tensor ranks update the same parameters in the same order.
+  /// How the parameter is cut among tensor ranks; null: not cut. If it is cut, `sizes` are the
+  /// sizes of this rank's part, and all tensor ranks update the same parameters in the same order.
   const TensorCut* cut = nullptr;
   const JoinParts* join = nullptr;  ///< can be called if `cut` is not null
 };
 
-/// Updates parameters. A method has no state besides that of the slots.
+/// Updates parameters. A method has no state besides the state of the slots.
 class Method {
  public:
   virtual ~Method() = default;
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
-  /// Returns which state it keeps for a parameter; allocates nothing.
+  /// Returns which state the method keeps for a parameter. Allocates nothing.
   virtual MethodState state(const NamedParameter& parameter) const = 0;
   /// Returns the rule for the step's decision and for parameters that are updated element by
   /// element. The step sets the rule's lr.
   virtual UpdateRule rule() const = 0;
-  /// Updates the parameters in `slots`, which it may change. One call normally has all parameters
-  /// of a step. If parameters are updated in backward, or the state is in a file, each of several
-  /// calls has some of the parameters, or parts of divisible ones. On a CPU it is not called for a
-  /// skipped step. On a GPU only `control` shows whether the step is skipped.
+  /// Updates the parameters of `slots`, and may change `slots`. One call normally has all
+  /// parameters of a step. If parameters are updated in backward, or the state is in a file, each
+  /// of several calls has some of the parameters, or parts of divisible parameters. On a CPU,
+  /// update() is not called for a skipped step. On a GPU only `control` shows whether the step is
+  /// skipped.
   virtual void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
                       bool cuda) const = 0;
-  /// Returns whether it has code for GPUs.
+  /// Returns whether the method has code for GPUs.
   virtual bool runs_on_gpu() const { return false; }
 
  protected:
@@ -92,10 +94,10 @@ struct OptimizerKind {
   /// Whether the kind may read any key of [optim]; true for kinds that are added.
   bool reads_any_key = false;
 };
-/// Returns all kinds: those of the rules, Lathe's other ones, and those that were added.
+/// Returns all kinds: the kinds that are rules, Lathe's other kinds, and the kinds that were added.
 const std::vector<OptimizerKind>& optimizer_kinds();
-/// Adds a kind. Call it before the command line is run and before an OptimConfig is made. Throws
-/// Exit::internal if the name is taken.
+/// Adds a kind. Call this function before the command line is run and before an OptimConfig is
+/// made. Throws Exit::internal if the name is taken.
 void add_optimizer_kind(OptimizerKind kind);
 /// Returns the method of a config's kind. Throws Exit::usage if there is no such kind.
 std::unique_ptr<Method> make_method(const OptimConfig& config);

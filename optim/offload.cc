@@ -19,7 +19,7 @@ namespace {
 constexpr size_t page = 4096;              // alignment of units and buffers
 constexpr size_t line = 64;                // alignment of tensors within a unit
 constexpr size_t largest_unit = 16 << 20;  // bytes of a unit that can be cut
-constexpr size_t units_at_least = 16;      // if parameters are small enough
+constexpr size_t units_at_least = 16;      // least number of units, if parameters are small enough
 constexpr size_t buffers_at_least = 4;     // one in use, two ahead, one being written
 
 size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
@@ -184,7 +184,7 @@ void StateOffload::fetch(size_t unit, size_t buffer) {
   reader_->add([this, unit] { transfer(unit, /*is_write=*/false); });
 }
 
-/// Returns the first of `count` adjacent free buffers, or nullopt.
+/// Returns the first of `count` adjacent free buffers, or nullopt if there are none.
 std::optional<size_t> StateOffload::free_buffers(size_t count) const {
   size_t row = 0;
   for (size_t i = 0; i < holds_.size(); ++i) {
@@ -228,7 +228,8 @@ void StateOffload::evict(size_t unit) {
 size_t StateOffload::evict_until_free(std::unique_lock<std::mutex>& lock, size_t count) {
   for (;;) {
     if (const auto found = free_buffers(count)) return *found;
-    // A unit that is being written is no longer needed; one that was read ahead may be.
+    // A unit that is being written is no longer needed; a unit that was read ahead may still be
+    // needed.
     if (const auto unit = least_needed(/*unused_too=*/!is_moving())) {
       evict(*unit);
       continue;

@@ -20,12 +20,13 @@
 namespace lathe {
 namespace {
 
-/// Returns the gradient of the elements that a slot owns; undefined if it has none.
+/// Returns the gradient of the elements that a slot owns; undefined if there is no gradient.
 const at::Tensor& gradient_of(const Slot& slot, const StepOptions& options) {
   return options.own_gradients.empty() ? slot.param.grad() : options.own_gradients[slot.index];
 }
 
-/// Throws unless a slot's gradient matches its parameter: the kernels access both by pointer alone.
+/// Throws unless a slot's gradient matches its parameter, since the kernels get only pointers to
+/// both.
 void check_slot(const Slot& slot, const at::Tensor& g, bool is_sharded) {
   const at::Tensor& p = slot.param.data();
   const int64_t own = slot.own.size();
@@ -134,8 +135,8 @@ void Optimizer::sum_gradients(const StepOptions& options) {
     }
   }
 
-  // Gradients are counted in the order of groups and slots; step() finds each one's sums by the
-  // same order. Chunks of other processes count as 0 until the sums are shared.
+  // Gradients are counted in the order of groups and slots; step() uses the same order to find the
+  // sums of each gradient. Chunks of other processes count as 0 until the sums are shared.
   if (is_sharded_) partials_.zero_();
   if (!partials_.is_cuda()) {
     each_piece_of(sizes, grad_sum_chunk, [&](size_t which, int64_t, int64_t begin, int64_t end) {
@@ -156,7 +157,7 @@ void Optimizer::sum_gradients(const StepOptions& options) {
 /// tensor ranks, and its other sums by 0. Parameters that are not cut have the same gradient on all
 /// tensor ranks.
 void Optimizer::add_sums_of_tensor_ranks(const StepOptions& options) {
-  const at::Tensor on_host = partials_.cpu();  // on a CPU, partials_ itself
+  const at::Tensor on_host = partials_.cpu();  // on a CPU, this is partials_ itself
   double* const sums = on_host.mutable_data_ptr<double>();
   std::vector<double> totals;
   std::vector<int64_t> places;
@@ -201,7 +202,8 @@ void Optimizer::decide(double lr, const StepOptions& options) {
                                           loss, control_.pointer(), options.scale);
 }
 
-/// Returns the update of a slot, for the kernels. `first_chunk`: its first entry of partials_.
+/// Returns the update of a slot, for the kernels. `first_chunk` is the index of the slot's first
+/// entry in partials_.
 SlotUpdate Optimizer::update_of(const ParameterGroup& group, const Slot& slot,
                                 const at::Tensor& grad, int64_t first_chunk,
                                 const StepOptions& options) const {
@@ -227,7 +229,7 @@ void Optimizer::update_averages(const std::vector<SlotUpdate>& of) {
   update_elements(of, rule, control_.pointer(), partials_.is_cuda());
 }
 
-/// Updates the parameters of `updates`, and only the moving averages of those of `stay`.
+/// Updates the parameters of `updates`. For `stay`, updates only the moving averages.
 void Optimizer::update_all(std::vector<SlotUpdate>& updates, const std::vector<SlotUpdate>& stay) {
   if (offload_ != nullptr) return update_offloaded(updates, stay);
   method_->update(updates, rule_, control_.pointer(), partials_.is_cuda());
@@ -259,7 +261,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
 
       const SlotUpdate one = update_of(group, slot, grad, first_chunk, options);
       if (!grad.defined()) {
-        // Without a gradient the parameter stays, but its average still approaches it.
+        // A parameter without a gradient stays, but its average still approaches it.
         if (has_average(slot)) stay.push_back(one);
         continue;
       }

@@ -24,11 +24,11 @@
 namespace lathe {
 
 /// The complete tensor that a tensor of state belongs to, and the range of its elements that this
-/// process keeps. The range is all of them unless the state is sharded among processes.
+/// process keeps. The range has all elements unless the state is sharded among processes.
 struct StatePart {
   std::vector<int64_t> sizes;
   ElementRange own;
-  size_t slot = 0, tensor = 0;  ///< its indices in StateOffload
+  size_t slot = 0, tensor = 0;  ///< indices of the slot and its tensor in StateOffload
   /// How the parameter is cut among tensor ranks; `sizes` then describes one part. Null: not cut.
   std::shared_ptr<const TensorCut> cut{};
 };
@@ -41,10 +41,10 @@ struct Slot {
   /// For each tensor of `state` except the moving average, its index in UpdateArgs::state. The
   /// average is last in `state` if there is one.
   std::vector<int> places;
-  std::vector<at::Tensor> state;  ///< on the meta device if it is in a file
-  std::vector<StatePart> parts;   ///< of each tensor of state
-  bool whole = false;             ///< as in MethodState
-  size_t index = 0;               ///< of the parameter, in the order of the constructor
+  std::vector<at::Tensor> state;  ///< state tensors; on the meta device if the state is in a file
+  std::vector<StatePart> parts;   ///< describes each tensor of `state`
+  bool whole = false;             ///< see MethodState::whole
+  size_t index = 0;               ///< index of the parameter in the constructor's list
   ElementRange own;               ///< elements that this process updates
 };
 
@@ -57,7 +57,7 @@ struct ParameterGroup {
 
 /// Options of a step; tensors and pointers are on the parameters' device.
 struct StepOptions {
-  int64_t step = 0;  ///< from 0; named in the error that ends a run
+  int64_t step = 0;  ///< number of the step, from 0; an error that ends a run names it
   at::Tensor
       loss{};  ///< [] float32; if given, a non-finite loss has the effect of a non-finite gradient
   ScaleState* scale = nullptr;  ///< the loss scale of the gradients; null: 1, and a non-finite
@@ -70,19 +70,20 @@ struct StepOptions {
   /// elements that this process owns, which are updated in place of the parameter; undefined for a
   /// parameter that is complete.
   std::span<const at::Tensor> own_parameters{};
-  /// Replaces a tensor by its sum over the processes that the updates are sharded among. Set with
-  /// own_gradients.
+  /// Replaces a tensor by its sum over the processes that the updates are sharded among. Must be
+  /// set if own_gradients is set.
   std::function<void(at::Tensor&)> sum_over_processes{};
-  /// Replaces a tensor by its sum over the tensor ranks. Set if parameters are cut among them.
+  /// Replaces a tensor by its sum over the tensor ranks. Must be set if parameters are cut among
+  /// the tensor ranks.
   std::function<void(at::Tensor&)> sum_over_tensor_ranks{};
-  JoinParts join_tensor_ranks{};  ///< set if parameters are cut among tensor ranks
+  JoinParts join_tensor_ranks{};  ///< must be set if parameters are cut among tensor ranks
 };
 
 /// The parameters of a model, their state, and the step that updates them.
 class Optimizer {
  public:
   /// Allocates the state on the parameters' device: in float64 for float64 parameters, in float32
-  /// for others (8-bit kinds: in bytes).
+  /// for other parameters (8-bit kinds: in bytes).
   ///
   /// bfloat16 parameters are rounded stochastically after an update. The random numbers depend on
   /// `rounding_seed`, the path, the element and the update. With nullopt, and for float16, rounding
@@ -92,17 +93,20 @@ class Optimizer {
   /// otherwise. One count of updates serves all parameters. So a parameter whose first gradient
   /// comes late gets the same bias correction as if its earlier gradients had been zero.
   ///
-  /// A parameter belongs to the first group of `own`, then of config.groups, that selects it.
-  /// Throws Exit::usage if a group gets no parameter, or if the kind does not support the device.
+  /// A parameter belongs to the first group that selects it. The groups of `own` come before those
+  /// of config.groups. Throws Exit::usage if a group gets no parameter, or if the kind does not
+  /// support the device.
   ///
   /// `shares`: for each parameter, the elements whose state this process keeps and which it
   /// updates. Empty: all elements of all parameters. A parameter of divisible_parameters() may be
-  /// cut at multiples of grad_sum_chunk; any other one is owned completely or not at all. Throws
-  /// Exit::usage if a parameter is cut among tensor ranks and its update needs all of it.
+  /// cut at multiples of grad_sum_chunk; any other parameter is owned completely or not at all.
+  /// Throws Exit::usage if a parameter is cut among tensor ranks and its update needs the complete
+  /// parameter.
   ///
-  /// `offload`: if not empty, the state is in a scratch file in this folder (optim/offload.h), and
-  /// updates have the same bits. On CPUs only. Throws FileError with Exit::io if the disk lacks the
-  /// space, and Exit::usage if the optimizer has no state.
+  /// `offload`: if not empty, the state is in a scratch file in this folder (optim/offload.h).
+  /// Updates are bitwise equal to updates with state in memory. This works only on CPUs. Throws
+  /// FileError with Exit::io if the disk lacks the space, and Exit::usage if the optimizer has no
+  /// state.
   Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
             std::optional<uint64_t> rounding_seed = std::nullopt,
             const std::vector<GroupOptions>& own = {}, const std::vector<ElementRange>& shares = {},
@@ -115,13 +119,13 @@ class Optimizer {
   void step(double lr, const StepOptions& options = {});
 
   // The next functions are the stages of a step whose gradients do not all exist at the same time
-  // (memory.update_in_backward). They are for a single process. Call begin_stages(); sum_gradient()
-  // for each parameter, if gradients are clipped by their norm; decide(); update_parameter() for
-  // each one; end_stages(). The result has the same bits as that of step(), with two exceptions. A
-  // gradient that is not finite leaves only its own parameter untouched, unless all gradients were
-  // summed before decide(). On a GPU, the norm may differ in the last bit if a parameter has no
-  // gradient. `i` is the index of a parameter in the constructor's list; its gradient must be
-  // complete.
+  // (memory.update_in_backward). They require that all state is in one process. Call
+  // begin_stages(); sum_gradient() for each parameter, if gradients are clipped by their norm;
+  // decide(); update_parameter() for each parameter; end_stages(). The result is bitwise equal to
+  // that of step(), with two exceptions. A gradient that is not finite leaves only its parameter
+  // untouched, unless all gradients were summed before decide(). On a GPU, the norm may differ in
+  // the last bit if a parameter has no gradient. `i` is the index of a parameter in the
+  // constructor's list; its gradient must be complete.
 
   /// Begins a step: clears the sums of the previous step.
   void begin_stages();
@@ -135,11 +139,12 @@ class Optimizer {
   /// records that the step failed if the norm or options.loss is not finite.
   void end_stages(const StepOptions& options);
 
-  /// Returns the group with weight decay and the one without, then the same two for each of `own`
-  /// and of config.groups. Their settings may be changed between steps.
+  /// Returns all groups: a pair with and without weight decay, and then such a pair for each entry
+  /// of `own` and of config.groups. The settings of groups may be changed between steps.
   std::vector<ParameterGroup>& groups() { return groups_; }
   const std::vector<ParameterGroup>& groups() const { return groups_; }
-  /// Returns the state that belongs to no single parameter, by name. Checkpoints save it too.
+  /// Returns the state that does not belong to a single parameter, by name. Checkpoints save this
+  /// state as well.
   const std::vector<std::pair<std::string, at::Tensor>>& shared_state() const {
     return shared_state_;
   }
@@ -199,7 +204,7 @@ class Optimizer {
   at::Tensor partials_;  // float64: a sum for each chunk of each gradient, in the order of groups
                          // and slots
   int64_t chunks_ = 0;   // entries of partials_ in use
-  UpdateRule rule_;      // of the step that was decided last
+  UpdateRule rule_;      // rule of the step that was decided last
 
   // For the stages of a step: where each parameter's slot is, its entries of partials_, and whether
   // its gradient was summed and its update applied.

@@ -122,7 +122,7 @@ SlotUpdate Optimizer::piece_of(const SlotUpdate& update, const StateOffload::Pie
 /// Implements update_all() for state in a file, unit by unit.
 void Optimizer::update_offloaded(const std::vector<SlotUpdate>& updates,
                                  const std::vector<SlotUpdate>& stay) {
-  // For each parameter, its update, or the update of only its moving average.
+  // Each parameter has an update, or an update of only its moving average.
   std::vector<const SlotUpdate*> update_of(stages_.size()), average_of(stages_.size());
   for (const SlotUpdate& one : updates) update_of[one.parameter] = &one;
   for (const SlotUpdate& one : stay) average_of[one.parameter] = &one;

@@ -87,7 +87,8 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
 
   // Groups come in pairs, for parameters with weight decay and for those without it by default. The
   // second group of a pair has no decay unless its entry of `own` sets weight_decay. Pair 0 is for
-  // parameters that no entry chooses. Entries given in code come before those of the config.
+  // parameters that no entry chooses. Entries that are given in code come before entries of the
+  // config.
   std::vector<GroupOptions> own = own_;
   for (GroupOptions& group : group_options(config)) own.push_back(std::move(group));
   groups_ = {{.weight_decay = config.weight_decay}, {}};

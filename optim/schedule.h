@@ -56,7 +56,7 @@ double end_of_schedule(const ScheduleConfig& config, double lr);
 ///   cosine_restarts  cosine within each cycle; cycle i has cycle_steps cycle_factor^i steps.
 ///                    Loshchilov and Hutter 2017
 ///   one_cycle        from lr / start_div to lr by half a cosine over the first rise_share of the
-///                    steps, then to min_lr by another. Smith and Topin 2019; in torch's
+///                    steps, then to min_lr by another half. Smith and Topin 2019; in torch's
 ///                    OneCycleLR, both parts end one step earlier
 double learning_rate(const ScheduleConfig& config, double lr, int64_t step, int64_t steps);
 

@@ -9,18 +9,18 @@
 
 namespace lathe {
 
-/// Part of a run's state, so that a resumed run decides as an uninterrupted one would.
+/// Part of a run's state, so that a resumed run decides as an uninterrupted run would.
 struct SpikeState {
-  int64_t seen = 0;               ///< losses in mean and variance, since these were last reset
-  double mean = 0, variance = 0;  ///< of recent losses, exponentially weighted
+  int64_t seen = 0;               ///< number of losses in mean and variance since the last reset
+  double mean = 0, variance = 0;  ///< exponentially weighted mean and variance of recent losses
   int64_t skipped = 0;            ///< steps of the run whose update was skipped
   int64_t skipped_in_row = 0;
 };
 
 /// Compares each step's loss with an exponentially weighted mean and variance (decay 0.98; Finch
 /// 2009, "Incremental calculation of weighted mean and variance"). None of the first 50 losses, or
-/// of the first 50 after a reset, is a spike. After 10 spikes in a row, another one is accepted as
-/// the new level of the loss: mean and variance are reset.
+/// of the first 50 after a reset, is a spike. After 10 spikes in a row, another spike is accepted
+/// as the new level of the loss: mean and variance are reset.
 class SpikeGuard {
  public:
   explicit SpikeGuard(double sigma) : sigma_(sigma) {}

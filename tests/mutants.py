@@ -6,8 +6,8 @@ The file mutants.toml of a folder of tests lists the mutants that these tests mu
 `find`, which must occur once in `file` (white space between its tokens does not count), in a copy of the sources
 (build-mutants/src; the working tree is never written to). The copy is built and tested with the
 mutant's tags (X of X_test.cc, the likeliest first) until the tests of one tag fail. A mutant that
-the tests of no tag notice shows a gap in the tests. The tests of the unmutated sources run first as
-a control.
+the tests of no tag notice shows a gap in the tests. The tests must first pass on the unmutated
+sources.
 
 After a name in the sources has been changed, `tests/mutants.py --rename OLD NEW` changes it in all
 mutants.

@@ -26,12 +26,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = ROOT / "docs/assets/kill_and_resume.json"
 PICTURE = ROOT / "docs/assets/kill_and_resume.svg"
 STEPS = 300
-KILL_AT = 230  # the run is killed at the first line that reports this step or a later one
+KILL_AT = 230  # the run is killed when it reports this step or a later step
 LAST = f"checkpoints/step-{STEPS:08d}/model.safetensors"
 
 
 class Shell:
-    """A bash with job control that runs one command at a time and keeps what each printed."""
+    """A bash with job control that runs one command at a time and keeps each output."""
 
     def __init__(self, folder, environment):
         self.bash = subprocess.Popen(
@@ -46,7 +46,7 @@ class Shell:
         self.bash.stdin.flush()
 
     def read_until(self, is_last):
-        """Collect lines until one for which is_last returns true. That line is returned and not kept."""
+        """Collect lines until is_last(line) is true. Return that line without keeping it."""
         for line in self.bash.stdout:
             line = line.rstrip("\n")
             if is_last(line):
@@ -131,7 +131,7 @@ def shorten(line):
 
 
 def terminal_lines(terminal):
-    """Return (text, color) of each line to show: the recorded commands with the lines that matter, shortened."""
+    """Return (text, color) of each line to show: commands and important output, shortened."""
     killed, kill, resumed, straight, four, hashes = terminal
     lines = []
 
@@ -182,7 +182,7 @@ def draw(record):
 
     text(MARGIN, PLOT_TOP + 14, "loss", DIM)
 
-    # The curves. Each is narrower than the one below it, because they lie on each other.
+    # The curves. Each curve is narrower than the curve under it, so that both are visible.
     resumed_from = next(step for step, _ in losses["resumed"] if step > losses["before the kill"][-1][0]) // 100 * 100
     curve(losses["straight"], GREY, 8, ' stroke-opacity="0.7"')
     curve(losses["before the kill"], RED, 4)

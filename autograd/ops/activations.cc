@@ -1,5 +1,5 @@
-// Activations. The first-order backward of most of them is a kernel of ATen. Under create_graph,
-// backward applies the formula that the comment above it gives.
+// Implements activations. The first-order backward of most activations is a kernel of ATen. Under
+// create_graph, backward applies the formula in the comment above it.
 #include <ATen/ops/elu.h>
 #include <ATen/ops/elu_backward.h>
 #include <ATen/ops/hardswish.h>

@@ -1,10 +1,11 @@
-// Causal scaled dot-product attention on packed projections. q, k and v are views of the packed
-// tensor, [B, H, T, D].
+// Implements causal scaled dot-product attention on packed projections. q, k and v are views of the
+// packed tensor, [B, H, T, D].
 //
-// On CUDA, the kernels of attention_gpu.h compute it. The composed form is used for float64, for
-// head sizes that the kernels do not support, and if a starts[t] is neither t nor starts[t - 1]. On
-// CPUs, Lathe's kernel computes it where it applies. Otherwise, the composed form is used for
-// float64, with starts, and if q, k or v has a NaN; ATen's flash kernel is used for the others.
+// On CUDA, the kernels of attention_gpu.h compute the attention. The composed form is used for
+// float64, for head sizes that the kernels do not support, and if a starts[t] is neither t nor
+// starts[t - 1]. On CPUs, Lathe's kernel computes the attention where this kernel applies.
+// Otherwise, the composed form is used for float64, if there are starts, and if q, k or v has a
+// NaN; ATen's flash kernel is used for all other inputs.
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>

@@ -1,4 +1,4 @@
-// Attention with separate queries, keys and values. For causal self-attention on packed
+// Declares attention with separate queries, keys and values. For causal self-attention on packed
 // projections, see attention() in ops.h.
 #pragma once
 
@@ -19,20 +19,20 @@ struct AttentionOptions {
   bool is_causal = false;  ///< query i sees only keys 0 to i, of which `mask` may hide some
   std::optional<double> scale = std::nullopt;  ///< multiplies the scores; 1 / sqrt(E) by default
   bool enable_gqa = false;  ///< keys and values may have fewer heads (dim -3) than queries; each
-                            ///< of their heads serves several consecutive heads of queries
+                            ///< such head serves several consecutive heads of queries
   uint64_t stream = 0;      ///< random stream of the dropout mask; see dropout()
-  double softcap = 0;       ///< as in ScoreOptions
+  double softcap = 0;       ///< cap on the scores; see ScoreOptions::softcap
 };
 /// Returns softmax(q k^T scale + mask) v (Vaswani et al. 2017) for query [..., L, E], key [..., S,
-/// E] and value [..., S, D]. The result is [..., L, D] in the query's dtype. It is composed of
-/// other ops, so backward keeps the scores [..., L, S] in float32 or wider.
+/// E] and value [..., S, D]. The result is [..., L, D] in the query's dtype. The function is
+/// composed of other ops, so backward keeps the scores [..., L, S] in float32 or wider.
 Variable scaled_dot_product_attention(const Variable& query, const Variable& key,
                                       const Variable& value, const AttentionOptions& options = {});
 
 /// Options of causal attention: how it computes scores, and which keys a query sees.
 struct ScoreOptions {
-  /// Number of keys that a query sees: the key at its own position and those before it (Beltagy et
-  /// al. 2020, "Longformer"; Jiang et al. 2023, "Mistral 7B"). 0: no limit.
+  /// Number of keys that a query sees: the key at the query's position and the keys before it
+  /// (Beltagy et al. 2020, "Longformer"; Jiang et al. 2023, "Mistral 7B"). 0: no limit.
   int64_t window = 0;
   double scale = 0;  ///< multiplies the scores; 0: 1 / sqrt(D)
   /// Cap c on the scores: a score s becomes c tanh(s / c) before the mask applies (Bello et al.
@@ -45,10 +45,10 @@ struct ScoreOptions {
 /// heads / kv_heads consecutive heads of queries (Ainslie et al. 2023). Query t is at position S -
 /// T + t and sees the keys up to that position. Where they apply, kernels with memory linear in T
 /// are used: Lathe's on CPUs, and ATen's (attention_gpu.h) on GPUs if there is no softcap. None of
-/// them supports float64. On GPUs, the kernel for float32 copies keys and values for each head of
-/// queries; those for bfloat16 and float16 do not. Where no kernel applies, keys and values are
-/// repeated for attention() in ops.h or, if S > T or `scores` has a scale or softcap, the result is
-/// composed of ops.
+/// these kernels supports float64. On GPUs, the kernel for float32 copies keys and values for each
+/// head of queries; the kernels for bfloat16 and float16 do not. Where no kernel applies, keys and
+/// values are repeated for attention() in ops.h or, if S > T or `scores` has a scale or softcap,
+/// the result is composed of ops.
 ///
 /// `starts` is int64 [B, T], as for attention() in ops.h: query t sees no key before starts[t],
 /// which is at most S - T + t. If `rope_table` is defined, S must equal T, and queries and keys are

@@ -27,10 +27,10 @@ std::optional<at::Tensor> optional(const at::Tensor& t) {
   return t.defined() ? std::optional(t) : std::nullopt;
 }
 
-/// Returns how many samples flash attention's backward should process first. Its deterministic form
-/// gives each head of a sample to one multiprocessor, and splits heads up if there are fewer heads
-/// than multiprocessors. So the remainder after full rounds costs a full round, unless a separate
-/// call lets it be split up.
+/// Returns how many samples flash attention's backward should process first. The deterministic form
+/// of this backward gives each head of a sample to one multiprocessor, and splits heads up if there
+/// are fewer heads than multiprocessors. So the remainder after full rounds costs a full round,
+/// unless a separate call lets the kernel split up the heads of the remainder.
 int64_t full_rounds(int64_t batch, int64_t heads, int64_t processors) {
   const auto cost = [&](int64_t samples) {  // in rounds of all multiprocessors
     const int64_t blocks = samples * heads;
@@ -45,8 +45,8 @@ int64_t full_rounds(int64_t batch, int64_t heads, int64_t processors) {
 /// The arguments of a kernel call other than q, k and v.
 struct Call {
   std::optional<at::Tensor> begins;
-  int64_t queries, keys;                 // of the longest document
-  std::optional<int64_t> window_left{};  // keys before a query's own
+  int64_t queries, keys;                 // numbers in the longest document
+  std::optional<int64_t> window_left{};  // number of keys before a query's position
 };
 
 Call call_of(const at::Tensor& q, const at::Tensor& k, const GpuAttention& o) {
@@ -60,7 +60,7 @@ Call call_of(const at::Tensor& q, const at::Tensor& k, const GpuAttention& o) {
   return call;
 }
 
-/// Returns [B, T, H, D] as the positions of all documents: [B T, H, D].
+/// Joins the rows of t [B, T, H, D] into one list of positions, [B T, H, D].
 at::Tensor joined_rows(const at::Tensor& t) {
   return t.reshape({t.size(0) * t.size(1), t.size(2), t.size(3)});
 }
@@ -94,7 +94,7 @@ GpuAttended flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Te
   return {.out = out.view(q.sizes()), .lse = lse, .seed = seed, .offset = offset};
 }
 
-using Gradients = std::array<at::Tensor, 3>;  // of q, k and v
+using Gradients = std::array<at::Tensor, 3>;  // gradients of q, k and v
 
 std::vector<Gradients> flash_backward(const at::Tensor& dy, const at::Tensor& q,
                                       const at::Tensor& k, const at::Tensor& v,
@@ -127,7 +127,7 @@ std::vector<Gradients> flash_backward(const at::Tensor& dy, const at::Tensor& q,
 }
 
 // Masks of the memory-efficient kernel, by the corner of the scores from which the diagonal starts.
-// They agree if there are as many keys as queries.
+// The two masks are equal if there are as many keys as queries.
 constexpr int64_t causal_from_top_left = 1, causal_from_bottom_right = 2;
 
 int64_t mask_of(const at::Tensor& q, const at::Tensor& k) {
@@ -176,8 +176,8 @@ std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor
                                           const GpuAttended& a, const Call& call, double scale);
 
 /// Returns efficient_backward() for fewer queries than keys with a window, where ATen's kernel is
-/// wrong: it places the window as if the first query were at the first key. Queries of zero with
-/// gradients of zero, which contribute nothing, fill the missing positions.
+/// wrong: this kernel places the window as if the first query were at the first key. Queries of
+/// zero with gradients of zero, which contribute nothing, fill the missing positions.
 std::vector<Gradients> efficient_backward_padded(const at::Tensor& dy, const at::Tensor& q,
                                                  const at::Tensor& k, const at::Tensor& v,
                                                  const GpuAttended& a, Call call, double scale) {

@@ -1,12 +1,14 @@
-// Causal attention by ATen's GPU kernels: FlashAttention 2 (Dao 2023) for float16 and bfloat16, the
-// memory-efficient kernel (Rabe and Staats 2021) for float32. Their memory is linear in the number
-// of positions, even with separate documents or with a window of keys. Both are deterministic
-// under ATen's deterministic algorithms, which the trainer enables on a GPU.
+// Computes causal attention with ATen's GPU kernels: FlashAttention 2 (Dao 2023) for float16 and
+// bfloat16, and the memory-efficient kernel (Rabe and Staats 2021) for float32. The memory of both
+// kernels is linear in the number of positions, even with separate documents or with a window of
+// keys. Both kernels are deterministic under ATen's deterministic algorithms, which the trainer
+// enables on a GPU.
 //
-// On Hopper, cuDNN's forward kernel replaces that of FlashAttention, which is slower, if there are
-// neither documents nor a window, as many keys as queries (2 or more), as many heads of keys as of
-// queries, and at most 128 elements in a head. It saves the same tensors for backward. cuDNN's
-// backward kernel is not deterministic, so FlashAttention's is used for these tensors too.
+// On Hopper, cuDNN's forward kernel replaces the slower forward kernel of FlashAttention. This
+// requires that there are neither documents nor a window, as many keys as queries (2 or more), as
+// many heads of keys as of queries, and at most 128 elements in a head. cuDNN's kernel saves the
+// same tensors for backward. cuDNN's backward kernel is not deterministic, so FlashAttention's
+// backward kernel is used for these tensors too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +21,8 @@ namespace lathe {
 
 /// The documents of a batch as the kernels read them.
 struct DocumentBounds {
-  at::Tensor begins;    ///< int32: index of each document's first token among all B T, then B T
+  at::Tensor begins;    ///< int32: index of each document's first token among all B T tokens,
+                        ///< followed by B T
   int64_t longest = 0;  ///< positions of the longest document
 };
 /// Returns the documents that `starts` [B, T] on a GPU describes; see attention() in ops.h. In each
@@ -31,14 +34,15 @@ DocumentBounds document_bounds(const at::Tensor& starts);
 /// Options of the GPU attention kernels.
 struct GpuAttention {
   double scale = 1;            ///< multiplies q k^T
-  int64_t window = 0;          ///< number of keys that a query sees, its own included; 0: no limit
+  int64_t window = 0;          ///< number of keys that a query sees, with the key at its position;
+                               ///< 0: no limit
   DocumentBounds documents{};  ///< `begins` undefined: each row is one document
 };
 /// The results of the forward pass, which the backward pass reads.
 struct GpuAttended {
   at::Tensor out;           ///< [B, T, H, D], contiguous
   at::Tensor lse;           ///< log-sum-exp of each query's scores, in the kernel's layout
-  at::Tensor seed, offset;  ///< of the kernel's random numbers, unused without dropout
+  at::Tensor seed, offset;  ///< state of the kernel's random numbers, unused without dropout
 };
 
 /// Returns whether a kernel exists for heads of `width` elements of a dtype.

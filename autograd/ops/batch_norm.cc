@@ -1,4 +1,4 @@
-// Fused batch norm.
+// Implements fused batch norm.
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/zeros.h>
@@ -14,7 +14,7 @@ namespace {
 
 /// Returns x [B, C, ...] as a contiguous tensor. On a CPU, an x with one value per channel and
 /// sample becomes [1, C, B]: ATen divides the sums of [B, C] into as many parts as there are
-/// threads, so their bits would depend on the number of threads.
+/// threads, so the bits of these sums would depend on the number of threads.
 at::Tensor by_channel(const at::Tensor& x) {
   if (!x.is_cpu() || x.numel() != x.size(0) * x.size(1)) return x.contiguous();
   return x.reshape({x.size(0), x.size(1)}).t().contiguous().unsqueeze(0);
@@ -29,11 +29,11 @@ struct BatchNormOp {
   static constexpr OpInfo info{.name = "batch_norm", .optional = inputs_at({1, 2})};
   double eps;
   at::ScalarType out;
-  bool given = false;  // true: use the given statistics; false: compute those of the batch
+  bool given = false;  // true: use the given statistics; false: compute the batch's statistics
   Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2);
   Saved mean{}, var{};  // for statistics of the batch, `var` holds 1 / sqrt(var + eps)
 
-  // Returns y = (x - mean) / sqrt(var + eps) * weight + bias. Without given statistics, also
+  // Returns y = (x - mean) / sqrt(var + eps) * weight + bias. If no statistics are given, also
   // returns the batch's mean and unbiased variance, unless x is empty.
   std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_,
                                   const at::Tensor& bias_) {

@@ -1,6 +1,6 @@
-// Helpers of the ops for causal attention: the mask, the checks of document starts, and the count
-// of FLOPs. starts[b, t] is the position at which the document of token t of row b begins. If
-// `starts` is undefined, each row is one document.
+// Declares helpers of the ops for causal attention: the mask, the checks of document starts, and
+// the count of FLOPs. starts[b, t] is the position at which the document of token t of row b
+// begins. If `starts` is undefined, each row is one document.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 namespace lathe {
 
 /// Returns the FLOPs of attention with the result y [B, T, C] and `keys` scores for each query.
-/// Masked scores count too, as is the convention in publications, although the causal kernels skip
+/// Masked scores also count, as is the convention in publications, although the causal kernels skip
 /// masked blocks.
 OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads);
 

@@ -1,4 +1,4 @@
-// Registration of functions that are composed of ops.
+// Registers functions that are composed of ops.
 #pragma once
 
 #include <initializer_list>

@@ -1,7 +1,7 @@
-// Convolutions of images by ATen's kernels: oneDNN's on CPUs, cuDNN's on CUDA. ATen chooses the
-// kernel by shapes, dtype and the number of threads, so the bits depend on the number of threads.
-// With a fixed number of threads, repeated passes in one process give the same bits: tested on an
-// AVX-512 CPU in float32 and bfloat16, with one and with two threads
+// Implements convolutions of images with ATen's kernels: oneDNN's on CPUs, cuDNN's on CUDA. ATen
+// chooses the kernel by shapes, dtype and the number of threads, so the bits depend on the number
+// of threads. With a fixed number of threads, repeated passes in one process give the same bits.
+// This was tested on an AVX-512 CPU in float32 and bfloat16, with one and with two threads
 // (tests/nn/conv_and_recurrent_test.cc).
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
@@ -18,7 +18,7 @@ namespace {
 
 /// Returns a factor of a convolution in the dtype in which it is multiplied. CPUs use float32 for
 /// bfloat16 if multiplied_as() returns float32, as for other matrix products, and always for
-/// float16: ATen has no fast backward for it on any CPU (140 times slower with AVX512_FP16).
+/// float16: ATen has no fast backward for float16 on any CPU (140 times slower with AVX512_FP16).
 at::Tensor factor(const at::Tensor& t) {
   const bool wide = t.scalar_type() == at::kHalf || (t.scalar_type() == at::kBFloat16 &&
                                                      multiplied_as(Element::bf16) != Element::bf16);
@@ -31,7 +31,7 @@ void check_options(const Conv2dOptions& o) {
       "stride, dilation and groups must be at least 1, and padding at least 0");
 }
 
-/// Checks that x [B, C, H, W] and a weight fit, and returns the shape of the result.
+/// Checks that x [B, C, H, W] and a weight fit together, and returns the shape of the result.
 ImageSizes result_sizes(at::IntArrayRef x, at::IntArrayRef weight, const Conv2dOptions& o) {
   check_options(o);
   LATHE_CHECK(x.size() == 4 && weight.size() == 4,
@@ -80,7 +80,8 @@ void check_dy(const at::Tensor& dy, const ImageSizes& wanted) {
               describe(at::IntArrayRef(wanted)));
 }
 
-// Returns the gradient in the dtype of the computation, so that it is rounded once, by the engine.
+// Returns the gradient in the dtype of the computation, so that the gradient is rounded only once,
+// by the engine.
 at::Tensor conv2d_input_grad(const at::Tensor& dy_, const at::Tensor& weight, at::IntArrayRef sizes,
                              const Conv2dOptions& o) {
   check_dy(dy_, result_sizes(sizes, weight.sizes(), o));
@@ -133,8 +134,8 @@ struct Conv2d {
   static Flops needed(Flops both, Needs<3> needs) { return needed_flops(both, needs); }
 };
 
-// The input gradient is linear in dy and in the weight, so its own gradients are the other two
-// passes: conv2d and conv2d_weight_grad.
+// The input gradient is linear in dy and in the weight, so the gradients of this pass are the other
+// two passes: conv2d and conv2d_weight_grad.
 struct Conv2dInputGrad {
   static constexpr OpInfo info{.name = "conv2d_input_grad", .amp = Amp::low};
   ImageSizes sizes;

@@ -1,5 +1,5 @@
-// Convolutions and pools that are special forms of others: a sequence is an image of one row, and a
-// transposed convolution is the adjoint of conv2d.
+// Implements convolutions and pools that call the ops of conv.cc and pool.cc: a sequence is an
+// image of one row, and a transposed convolution is the adjoint of conv2d.
 #include "autograd/ops/composed.h"
 #include "autograd/ops/image.h"
 #include "autograd/ops/images.h"
@@ -62,8 +62,8 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
   LATHE_CHECK(sizes[2] > 0 && sizes[3] > 0, "conv_transpose2d: the result would be empty for x ",
               describe(x.data()));
 
-  // With an output_padding of a stride or more, conv2d would map the result to a larger image than
-  // x. Pad x to that size.
+  // If output_padding is at least the stride, conv2d would map the result to a larger image than x.
+  // Pad x to the size of that image.
   const int64_t extra_rows = o.output_padding.h / o.stride.h,
                 extra_columns = o.output_padding.w / o.stride.w;
   const Variable y = conv2d_input_grad(

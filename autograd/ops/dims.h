@@ -1,4 +1,4 @@
-// Lists of dims and sizes, and helpers of reductions.
+// Defines lists of dims and sizes, and helpers of reductions.
 #pragma once
 
 #include <c10/util/SmallVector.h>

@@ -1,4 +1,4 @@
-// Dropout, whose mask depends on the seed, the step and the position in the global batch.
+// Implements dropout. Its mask depends on the seed, the step and the position in the global batch.
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Dropout {
   static constexpr OpInfo info{.name = "dropout", .elementwise = true};
   DropoutMask mask;
   PositionPart part{};   // the part of dim 1 that this process has (context parallelism)
-  SequencePart share{};  // the share of that part (sequence parallelism)
+  SequencePart share{};  // the process's share of `part` (sequence parallelism)
 
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor in = x.contiguous();
@@ -40,7 +40,7 @@ struct Dropout {
       return y;
     }
 
-    // The elements of successive positions are contiguous in the global batch too.
+    // The elements of successive positions are also contiguous in the global batch.
     const int64_t count = in.size(1), all = count * share.parts * part.parts;
     const int64_t width = in[0].numel() / count;
     for (int64_t row = 0; row < in.size(0); ++row) {

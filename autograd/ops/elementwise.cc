@@ -1,5 +1,5 @@
-// Elementwise ops. Broadcasting needs no code here: the engine sums a gradient to its input's
-// shape.
+// Implements elementwise ops. Broadcasting needs no code here: the engine sums a gradient to its
+// input's shape.
 #include <cmath>
 #include <functional>
 #include <numbers>
@@ -28,7 +28,7 @@ struct Add {
   static constexpr OpInfo info{.name = "add", .each = {1, 0}};
   ChainForm chain() const { return {ChainOp::add}; }
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
-    // ATen's kernel for inputs of two dtypes is slower.
+    // ATen's kernel for inputs of two dtypes is slower than Lathe's.
     const bool is_mixed = a.scalar_type() == at::kFloat && b.scalar_type() != at::kFloat;
     if (is_mixed && gpu_kernel_ready(a) && gpu_kernel_ready(b) && a.sizes() == b.sizes())
       return added(a, b);
@@ -154,7 +154,7 @@ struct Pow {
   Saved x = Saved::input(0);
   ChainForm chain() const { return {ChainOp::pow, exponent}; }
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).pow(exponent); }
-  // dx = dy * e * x^(e-1); zero for e = 0, also at x = 0
+  // dx = dy * e * x^(e-1); zero for e = 0, even at x = 0
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if (exponent == 0) return {constant<T>(at::zeros_like(x.data()))};
@@ -275,7 +275,7 @@ struct GeluOp {
   //   dx = dy * (P(x) + x p(x))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    // Beyond +-30 the derivative is 0 or 1 in float64 too, and powers of x would overflow.
+    // Beyond +-30 the derivative is 0 or 1 even in float64, and powers of x would overflow.
     if constexpr (std::same_as<T, at::Tensor>) {
       if (form == Gelu::tanh && gpu_kernel_ready(x.data()) &&
           dy.scalar_type() == x.data().scalar_type())

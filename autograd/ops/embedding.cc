@@ -1,4 +1,4 @@
-// Lookup of embeddings.
+// Implements the lookup of embeddings.
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/zeros.h>
@@ -58,13 +58,14 @@ struct EmbeddingOp {
     bump_version(table);
     return {table};
   }
-  /// Returns an upper limit of the bytes of the table's gradient in the pages that it writes to.
+  /// Returns an upper limit of the bytes in the pages of the table's gradient that backward writes
+  /// to.
   int64_t written(const at::Tensor& dy) const {
     const int64_t row_bytes = dy.size(-1) * static_cast<int64_t>(c10::elementSize(grad));
     return bytes_of_scattered_rows(std::min(ids.data().numel(), rows), row_bytes);
   }
-  /// Returns zeros for the table's gradient. If few of the rows occur in the batch, the others take
-  /// no memory.
+  /// Returns zeros for the table's gradient. If few of the rows occur in the batch, the other rows
+  /// take no memory.
   at::Tensor zeros(const at::Tensor& dy) const {
     const at::TensorOptions options = dy.options().dtype(grad);
     const int64_t bytes = rows * dy.size(-1) * static_cast<int64_t>(c10::elementSize(grad));

@@ -1,4 +1,4 @@
-// Maxima, minima and sorting.
+// Implements maxima, minima and sorting.
 #include "autograd/ops/dims.h"
 #include "autograd/ops/formula.h"
 #include "autograd/ops/reductions.h"

@@ -1,8 +1,8 @@
-// The functions that backward formulas use. They have the same names and meaning for tensors and
-// Variables, so that one formula serves the ordinary pass and, under create_graph, second
-// derivatives. For Variables they are the ops of ops.h. For tensors they are ATen's functions,
-// found by argument-dependent lookup, so this header includes their headers. Functions that ATen
-// has only as methods are defined below.
+// Declares the functions that backward formulas use. They have the same names and meaning for
+// tensors and Variables, so that one formula serves the ordinary pass and, under create_graph,
+// second derivatives. For Variables they are the ops of ops.h. For tensors they are ATen's
+// functions, found by argument-dependent lookup, so this header includes the headers of these
+// functions. Functions that ATen has only as methods are defined below.
 #pragma once
 
 #include <ATen/ops/cat.h>
@@ -30,7 +30,8 @@ namespace lathe {
 inline at::Tensor expand(const at::Tensor& x, at::IntArrayRef sizes) { return x.expand(sizes); }
 inline at::Tensor cast(const at::Tensor& x, at::ScalarType dtype) { return x.to(dtype); }
 // Without these overloads, calls with plain numbers would be ambiguous: ATen's functions convert
-// the number to a Scalar or an optional, and those of ops.h convert the tensor to a Variable.
+// the number to a Scalar or an optional, and the functions of ops.h convert the tensor to a
+// Variable.
 inline at::Tensor pow(const at::Tensor& x, double exponent) { return at::pow(x, exponent); }
 inline at::Tensor masked_fill(const at::Tensor& x, const at::Tensor& mask, double value) {
   return at::masked_fill(x, mask, value);

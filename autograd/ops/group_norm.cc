@@ -1,4 +1,4 @@
-// Group norm: ATen's kernels, and second derivatives composed of other ops.
+// Implements group norm with ATen's kernels. Second derivatives are composed of other ops.
 #include <ATen/ops/mean.h>
 #include <ATen/ops/native_group_norm.h>
 #include <ATen/ops/native_group_norm_backward.h>
@@ -18,7 +18,7 @@ namespace {
 [[maybe_unused]] const bool instance_norm_registered = register_composed({"instance_norm"});
 
 /// Makes a weight contiguous, because ATen's kernels read a weight with other strides incorrectly.
-/// Returns nullopt if it is undefined.
+/// Returns nullopt if the weight is undefined.
 std::optional<at::Tensor> optional(const at::Tensor& t) {
   return t.defined() ? std::optional(t.contiguous()) : std::nullopt;
 }
@@ -67,7 +67,7 @@ struct GroupNorm {
       return {dy, none(needs[1]), none(needs[2])};
     }
     const at::Tensor up = at_least_float32(dy).contiguous();
-    // ATen's kernel takes the dtype and device of the bias gradient from the weight. Without a
+    // ATen's kernel takes the dtype and device of the bias gradient from the weight. If there is no
     // weight, compute the bias gradient here.
     const bool is_bias_alone = needs[2] && !w.defined();
     auto [dx, dw, db] = at::native_group_norm_backward(

@@ -1,5 +1,5 @@
-// Causal attention on separate projections [B, T, H D]: by Lathe's kernel on CPUs, by the kernels
-// of attention_gpu.h on GPUs, and composed of other ops where no kernel applies.
+// Implements causal attention on separate projections [B, T, H D]: with Lathe's kernel on CPUs,
+// with the kernels of attention_gpu.h on GPUs, and composed of other ops where no kernel applies.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -25,8 +25,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the first key that each query sees in a window, [B, T]: no earlier than its start, if
-/// there are starts. Returns `starts` if there is no window or it covers all keys.
+/// Returns the first key that each query sees in a window, [B, T]: no earlier than the query's
+/// start, if `starts` is defined. Returns `starts` if there is no window or it covers all keys.
 at::Tensor window_starts(const at::Tensor& starts, int64_t window, const Variable& q,
                          int64_t keys) {
   if (window == 0 || window >= keys) return starts;
@@ -61,8 +61,9 @@ Variable composed_attention(const Variable& q, const Variable& k, const Variable
                                              repeated(v, heads, kv_heads), o));
 }
 
-// Attention on separate projections, by Lathe's kernel on CPUs and by those of attention_gpu.h on
-// GPUs. There may be fewer heads of keys and values than of queries, and more keys than queries.
+// Computes attention on separate projections, by Lathe's kernel on CPUs and by the kernels of
+// attention_gpu.h on GPUs. There may be fewer heads of keys and values than of queries, and more
+// keys than queries.
 struct GroupedAttention {
   static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
   int64_t heads, kv_heads;
@@ -275,7 +276,7 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
                    q, k, v);
   }
 
-  // Without a kernel, repeat keys and values for their queries.
+  // If no kernel applies, repeat keys and values for their queries.
   if (k.size(1) != q.size(1) || scores.scale > 0 || scores.softcap > 0)
     return composed_attention(q, k, v, heads, kv_heads, checked, scores);
   return attention(

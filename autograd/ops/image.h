@@ -1,4 +1,4 @@
-// Helpers of ops on images [B, C, H, W].
+// Defines helpers of ops on images [B, C, H, W].
 #pragma once
 
 #include <ATen/ops/eye.h>
@@ -23,8 +23,8 @@ inline ImageSizes image_sizes(at::IntArrayRef sizes) {
 
 /// Returns dx = H^T dy W, the adjoint of a separable linear map from images of size `from`.
 /// `map(image, {h, w})` applies the map with results of h x w. The columns of the matrices H and W
-/// are its results for unit vectors along dims 2 and 3. Use this on GPUs, where ATen's adjoints add
-/// in an order that differs between runs.
+/// are the map's results for unit vectors along dims 2 and 3. Use this on GPUs, where ATen's
+/// adjoints add in an order that differs between runs.
 template <class Map>
 at::Tensor adjoint_by_products(const at::Tensor& dy, const ImageSizes& from, Map&& map) {
   const auto options =

@@ -1,5 +1,5 @@
-// Convolutions, pools, resizing and norms of sequences [B, C, L] and images [B, C, H, W] that ops.h
-// does not have. Names and results are PyTorch's.
+// Declares convolutions, pools, resizing and norms of sequences [B, C, L] and images [B, C, H, W]
+// that ops.h does not have. Their names and results are PyTorch's.
 #pragma once
 
 #include <optional>
@@ -32,8 +32,8 @@ struct ConvTranspose2dOptions {
 /// the dilation.
 Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias = {},
                           const ConvTranspose2dOptions& options = {});
-/// Pool sequences: x [B, C, L] -> [B, C, L']. They are the 2-D functions of ops.h on images of one
-/// row; the stride is the kernel's size by default.
+/// Pool sequences: x [B, C, L] -> [B, C, L']. The functions apply the 2-D functions of ops.h to
+/// images of one row. By default, the stride is the kernel's size.
 Variable max_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride = std::nullopt,
                     int64_t padding = 0, int64_t dilation = 1, bool ceil_mode = false);
 Variable avg_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride = std::nullopt,
@@ -55,7 +55,7 @@ enum class Interpolation { nearest, bilinear };
 /// Resizes x [B, C, H, W] to [B, C, size.h, size.w], or x [B, C, L] to [B, C, size.w], for which
 /// bilinear is PyTorch's "linear". Nearest: position i takes the value at floor(i H / H').
 /// Bilinear: positions are the centers of pixels. With align_corners, the centers of the corner
-/// pixels of x and of the result coincide. Throws if x or the result is empty in these dims.
+/// pixels of x and of the result coincide. Throws if x or the result is empty in the resized dims.
 Variable interpolate(const Variable& x, Pair size, Interpolation mode = Interpolation::nearest,
                      bool align_corners = false);
 /// Resizes x [B, C, H, W] to floor(H scale_h) x floor(W scale_w), or x [B, C, L] to floor(L

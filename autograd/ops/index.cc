@@ -1,4 +1,4 @@
-// Indexing by positions and tensors.
+// Implements indexing by positions and tensors.
 #include <ATen/core/List.h>
 #include <ATen/ops/index.h>
 
@@ -22,8 +22,8 @@ Tensors tensors_of(const SavedTensors& saved) {
   return tensors;
 }
 SavedTensors saved_of(const Tensors& tensors) { return {tensors.begin(), tensors.end()}; }
-/// These two functions do for tensors what the ops of the same names do for Variables, so that one
-/// backward formula works for both.
+/// Defines index() and index_backward() for tensors, so that one backward formula works for tensors
+/// and Variables.
 at::Tensor index(const at::Tensor& x, const Tensors& indices) {
   return at::index(x, list_of(indices));
 }

@@ -1,4 +1,5 @@
-// Ops that write their result into their input. They save their result, a mask, or nothing.
+// Implements ops that write their result into their input. They save the result, a mask, or
+// nothing.
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/leaky_relu_backward.h>
 #include <ATen/ops/sigmoid_backward.h>
@@ -122,8 +123,7 @@ Variable& in_place(Op op, Variable& x, const Others&... others) {
                 "backward; use the op that is not in place");
   }
 
-  // If no graph is recorded, only the values change, and the handle keeps its position in its
-  // graph.
+  // If no graph is recorded, only the values change, and `x` keeps its position in the graph.
   Variable y = apply(std::move(op), x, others...);
   if (y.requires_grad()) x = std::move(y);
   return x;

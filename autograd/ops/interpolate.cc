@@ -1,5 +1,5 @@
-// Resizing of images, by ATen's kernels. Both modes are linear in x, so the gradient is the adjoint
-// map, and the gradient of the adjoint map is the resizing itself.
+// Implements the resizing of images with ATen's kernels. Both modes are linear in x, so the
+// gradient is the adjoint map, and the gradient of the adjoint map is the resizing itself.
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <ATen/ops/upsample_bilinear2d_backward.h>
 #include <ATen/ops/upsample_nearest2d.h>
@@ -29,7 +29,7 @@ struct Resampling {
                : at::upsample_bilinear2d(x, both(out), align_corners, h, w);
   }
   Variable operator()(const Variable& x) const;
-  /// Returns the gradient of an x whose shape is `from`.
+  /// Returns the gradient of x, whose shape is `from`.
   at::Tensor adjoint(const at::Tensor& dy, const ImageSizes& from) const {
     if (dy.is_cuda() && mode == Interpolation::bilinear) {
       return adjoint_by_products(dy, from, [this](const at::Tensor& x, Pair out) {
@@ -68,7 +68,7 @@ struct InterpolateBackward {
   Resampling by;
   ImageSizes from;
   at::Tensor forward(const at::Tensor& dy) { return by.adjoint(dy, from); }
-  // ddy = g interpolated
+  // ddy = g, interpolated
   template <class T>
   Grads<1, T> backward(const T& g, Needs<1>) const {
     return {by(g)};

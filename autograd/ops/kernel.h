@@ -1,4 +1,4 @@
-// Helpers of ops that call kernels.
+// Defines helpers of ops that call kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 namespace lathe {
 
 /// Returns whether the CPU kernels take tensors of this dtype: float32, bfloat16 or float16, if
-/// gemm_ready() (core/kernels/gemm.h) returns true for it.
+/// gemm_ready() (core/kernels/gemm.h) returns true for the dtype.
 inline bool kernel_dtype(at::ScalarType dtype) {
   return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) &&
          gemm_ready(element_of(dtype));
@@ -43,8 +43,9 @@ inline at::Tensor for_kernels(const at::Tensor& t) {
 inline Matrix matrix_of(const at::Tensor& t) {
   return {t.const_data_ptr(), t.size(-1), element_of(t.scalar_type())};
 }
-/// Returns the dtype in which a kernel writes a weight's gradient: that of the leaf's gradient, or
-/// the compute dtype if autocast inserts a cast. It is float32 if kernels do not write that dtype.
+/// Returns the dtype in which a kernel writes a weight's gradient: the dtype of the leaf's
+/// gradient, or the compute dtype if autocast inserts a cast. Returns float32 if kernels do not
+/// write that dtype.
 inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
   const Precision* kept = precision_of(weight);
   const at::ScalarType compute = mode().compute;
@@ -56,8 +57,8 @@ inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
   return weight.data().is_cuda() || kernel_dtype(dtype) ? dtype : at::kFloat;
 }
 /// Returns the dtype in which autocast will pass x and the weight of a linear layer to an op, or
-/// nullopt if no fused op can take them: if one is empty or float64, if the weight is quantized or
-/// in fp8, or if their dtypes differ without autocast.
+/// nullopt if no fused op can take them: if x or the weight is empty or float64, if the weight is
+/// quantized or in fp8, or if their dtypes differ and autocast is off.
 inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const Variable& weight) {
   const Precision* kept = precision_of(weight);
   if (kept != nullptr && (kept->quantized || (kept->fp8 && mode().fp8))) return std::nullopt;

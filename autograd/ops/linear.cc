@@ -1,6 +1,6 @@
-// Linear layers, which take most of the FLOPs. The op "linear" uses the passes of linear_passes.h
-// where they apply, and ATen's matrix products elsewhere. Layers with quantized weights and layers
-// in fp8 are ops of their own.
+// Implements linear layers, which take most of the FLOPs. The op "linear" uses the passes of
+// linear_passes.h where they apply, and ATen's matrix products elsewhere. Layers with quantized
+// weights and layers in fp8 are separate ops.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -39,7 +39,7 @@ struct LinearOp {
   bool is_fused = false;
   Saved x = Saved::input(0), weight = Saved::input(1);
 
-  // y = x W^T + b + residual, in the residual's dtype if there is one
+  // y = x W^T + b + residual, in the residual's dtype if there is a residual
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias,
                      const at::Tensor& residual) {
     check_linear(x_, weight_, bias);
@@ -50,7 +50,7 @@ struct LinearOp {
     LATHE_CHECK(!residual.defined() || residual.sizes() == at::IntArrayRef(sizes),
                 "the residual must be ", describe(at::IntArrayRef(sizes)));
     LATHE_CHECK(!residual.defined() || residual.device() == x_.device(), "x is on ",
-                x_.device().str(), ", the residual is not");
+                x_.device().str(), ", but the residual is not");
     if (is_fused && (!residual.defined() || kernel_dtype(residual.scalar_type())))
       return linear_pass(x_, weight_, bias, residual, Activation::none, nullptr);
     if (residual.defined() && x_.is_cuda()) {
@@ -137,7 +137,7 @@ struct LinearQuantized {
 };
 
 // A linear layer in fp8: q(t) is t scaled and rounded to fp8. Second derivatives treat rounding as
-// the identity, and dy is not rounded.
+// the identity and do not round dy.
 struct LinearFp8 {
   static constexpr OpInfo info{.name = "linear_fp8", .optional = inputs_at({2})};
   std::shared_ptr<const Fp8Scaling> scaling;

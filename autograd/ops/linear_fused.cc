@@ -1,5 +1,5 @@
-// Linear layers fused with adjacent ops, where there are kernels for it: a layer with its GELU, the
-// two layers of a SwiGLU, and the projections to queries, keys and values.
+// Implements linear layers that are fused with adjacent ops, where kernels exist for this: a layer
+// with its GELU, the two layers of a SwiGLU, and the projections to queries, keys and values.
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace lathe {
 namespace {
 
-// A linear layer and its GELU (tanh form). Used only where there are kernels for it.
+// A linear layer and its GELU (tanh form). Used only where kernels exist for this op.
 struct LinearGelu {
   static constexpr OpInfo info{.name = "linear_gelu", .amp = Amp::low, .optional = inputs_at({2})};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote};
@@ -40,8 +40,8 @@ struct LinearGelu {
     before = u;
     return y;
   }
-  // In a low precision `before` is rounded, but forward computed y from the unrounded values, so
-  // result() would give other bits.
+  // In a low precision, `before` is rounded, but forward computed y from the unrounded values, so
+  // result() would give other bits than forward.
   bool has_result() const {
     return before.defined() && before.data().is_cpu() && before.data().scalar_type() == at::kFloat;
   }
@@ -54,7 +54,7 @@ struct LinearGelu {
   }
   // du = dy gelu'(u), then as for a linear layer
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
-    at::Tensor db;  // from the kernel that computes du on a GPU; on a CPU, from the matmul for dW
+    at::Tensor db;  // computed by the kernel for du on a GPU, and by the matmul for dW on a CPU
     const at::Tensor du = dy_.is_cuda()
                               ? gpu_gelu_backward(before.data(), dy_, needs[2] ? &db : nullptr)
                               : gelu_gradient(dy_.contiguous());
@@ -90,7 +90,7 @@ struct LinearGelu {
   static Flops needed(Flops both, Needs<3> needs) { return needed_flops(both, needs); }
 };
 
-// The two linear layers of a SwiGLU and their product. Used only where there are kernels for it.
+// The two linear layers of a SwiGLU and their product. Used only where kernels exist for this op.
 struct LinearSwiglu {
   static constexpr OpInfo info{.name = "linear_swiglu", .amp = Amp::low};
   at::ScalarType gate_grad = at::kFloat, up_grad = at::kFloat;
@@ -176,13 +176,13 @@ struct LinearSwiglu {
     return {.forward = {product, 6 * n}, .backward = {2 * product, 10 * n}};
   }
   static Flops needed(Flops both, Needs<3> needs) {
-    // Of the four matrix products, two compute dx, and one each weight's gradient.
+    // Of the four matrix products, two compute dx, and two compute the gradient of one weight each.
     both.matmul *= ((needs[0] ? 2 : 0) + (needs[1] ? 1 : 0) + (needs[2] ? 1 : 0)) / 4.0;
     return both;
   }
 };
 
-// The projections to queries, keys and values. Used only where there are kernels for it.
+// The projections to queries, keys and values. Used only where kernels exist for this op.
 struct LinearQkv {
   static constexpr OpInfo info{
       .name = "linear_qkv", .amp = Amp::low, .optional = inputs_at({4, 5, 6})};

@@ -23,7 +23,7 @@ void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
               "bias must have shape [", weight.size(0), "]");
   for (const at::Tensor& t : {weight, bias})
     LATHE_CHECK(!t.defined() || t.device() == x.device(), "x is on ", x.device().str(),
-                ", another input is not");
+                ", but another input is not");
 }
 
 at::Tensor aten_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -32,7 +32,7 @@ at::Tensor aten_linear(const at::Tensor& x, const at::Tensor& weight, const at::
   const at::Tensor y =
       (bias.defined() ? at::addmm(bias.to(dtype), rows, w) : rows.matmul(w)).to(x.scalar_type());
   const auto sizes = with_last(x.sizes(), weight.size(0));
-  // Make a view only if needed, because it also keeps its base alive.
+  // Make a view only if needed, because a view keeps its base alive.
   return y.sizes() == at::IntArrayRef(sizes) ? y : y.view(sizes);
 }
 
@@ -98,8 +98,8 @@ at::Tensor linear_backward(const at::Tensor& x_, std::span<LinearGradients> laye
       to_x.push_back({.a = matrix_of(layer.dy), .b = matrix_of(read.back()), .k = out});
     }
 
-    // The matmul for the weight's gradient also sums dy for the bias. Without that matmul, sum
-    // here.
+    // The matmul for the weight's gradient also sums dy for the bias. If that matmul is not needed,
+    // sum dy here.
     if (!layer.need_weight) {
       if (layer.need_bias)
         layer.db = layer.dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);

@@ -1,6 +1,6 @@
-// The passes that linear ops share. On CPUs, they are blocked matrix products
+// Declares the passes that linear ops share. On CPUs, the passes are blocked matrix products
 // (core/kernels/gemm.h) that apply bias, activation, residual and rounding to each block while it
-// is in cache. Elsewhere, they are ATen's matrix products.
+// is in cache. Elsewhere, the passes are ATen's matrix products.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +22,8 @@ inline std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   return out;
 }
 
-/// Returns the number of rows of x: the product of all sizes but the last one. A -1 in reshape()
-/// would fail if the last dim is empty.
+/// Returns the number of rows of x: the product of all sizes but the last one. reshape() can't
+/// infer this number from a -1 if the last dim is empty.
 template <class T>
 int64_t rows_of(const T& x) {
   return c10::multiply_integers(x.sizes().slice(0, x.sizes().size() - 1));
@@ -35,15 +35,15 @@ void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 /// Returns x W^T + bias in x's dtype, computed by ATen on any device and for any dtype.
 at::Tensor aten_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// Returns activation(x W^T + bias) + residual in the residual's dtype or, without a residual, in
-/// x's. If `before` is not null, stores the activation's argument there. All tensors must be on the
-/// CPU; x, weight and residual must have dtypes that kernel_dtype() accepts.
+/// Returns activation(x W^T + bias) + residual in the residual's dtype or, if there is no residual,
+/// in x's dtype. If `before` is not null, stores the activation's argument in it. All tensors must
+/// be on the CPU; x, weight and residual must have dtypes that kernel_dtype() accepts.
 at::Tensor linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        const at::Tensor& residual, Activation activation, at::Tensor* before);
 
-/// One of several layers y = x W^T + b with a common x, and its gradients.
+/// One of several layers y = x W^T + b with a common x, and the layer's gradients.
 struct LinearGradients {
-  at::Tensor dy;  ///< undefined if no gradient flows
+  at::Tensor dy;  ///< gradient of y; undefined if none flows
   const at::Tensor& weight;
   at::ScalarType weight_grad;  ///< dtype of dW
   size_t slot;                 ///< the index of the weight among the op's inputs
@@ -53,8 +53,9 @@ struct LinearGradients {
 
 /// Returns dx = the sum of dy W over the layers, if `need_x`. Also computes for each layer
 /// dW = dy^T x, added to the gradient that GradSlots::take() hands over, and db = the sum of dy
-/// over the rows. Matrix products that share a factor read it once. x may be undefined if no weight
-/// needs a gradient. On a GPU, ATen computes dW in the weight's dtype, and the engine adds it.
+/// over the rows. Matrix products that share a factor read this factor once. x may be undefined if
+/// no weight needs a gradient. On a GPU, ATen computes dW in the weight's dtype, and the engine
+/// adds it.
 at::Tensor linear_backward(const at::Tensor& x, std::span<LinearGradients> layers, bool need_x,
                            GradSlots& slots);
 

@@ -1,4 +1,4 @@
-// Losses, in float32 or wider for any dtype of the logits.
+// Implements losses, which compute in float32 or wider for any dtype of the logits.
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -23,9 +23,9 @@
 namespace lathe {
 namespace {
 
-/// Returns the factor of a loss: 1 / `divisor` or, if that is 0, 1 / the number of true elements of
-/// the mask `counted`, or 0 if there are none. The result is a [] tensor on the device of
-/// `counted`, so that the host does not wait for a GPU.
+/// Returns the factor of a loss: 1 / `divisor` or, if `divisor` is 0, 1 / the number of true
+/// elements of the mask `counted`. Returns 0 if `divisor` is 0 and no element is true. The result
+/// is a [] tensor on the device of `counted`, so that the host does not wait for a GPU.
 at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dtype) {
   if (divisor > 0) return at::full({}, 1 / divisor, counted.options().dtype(dtype));
   const at::Tensor n = counted.sum().to(dtype);
@@ -52,7 +52,7 @@ struct CrossEntropy {
   double divisor;
   int64_t ignore_index;
   Saved log_p = Saved::input(0), index_N1{}, ignored_N1{},
-        scale{};  // index_N1: the class of each row, 0 if ignored
+        scale{};  // index_N1: the class of each row, 0 if the row is ignored
 
   // loss = -sum over counted rows of log softmax(logits)[target] / divisor
   at::Tensor forward(const at::Tensor& logits_NV) {
@@ -76,9 +76,9 @@ struct CrossEntropy {
     dx.scatter_add_(1, index_N1.data(), dx.new_full(index_N1.data().sizes(), -1.0));
     return {dx.mul_(scale.data() * dy).masked_fill_(ignored_N1.data(), 0)};
   }
-  // Computes the same, for second derivatives. The saved log softmax takes the position of the
-  // logits in the graph: the two differ by a constant in each row, so softmax has the same value
-  // and the same derivatives at both.
+  // Computes the same gradient with a graph, for second derivatives. The saved log softmax takes
+  // the position of the logits in the graph. It differs from the logits by a constant in each row,
+  // so the softmax of both has the same value and the same derivatives.
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const at::Tensor onehot = at::zeros_like(log_p.data()).scatter_(1, index_N1.data(), 1.0);
     const Variable p = softmax(masked_fill(log_p.as<Variable>(), ignored_N1.data(), 0), 1);
@@ -112,7 +112,7 @@ struct LinearCrossEntropy {
 
     for (const at::Tensor& t : {weight_, targets_N})
       LATHE_CHECK(t.device() == x_.device(), "x is on ", x_.device().str(),
-                  ", another input is not");
+                  ", but another input is not");
 
     const at::Tensor x = x_.contiguous(), w = weight_.contiguous(),
                      targets = targets_N.to(at::kLong).contiguous();
@@ -130,7 +130,7 @@ struct LinearCrossEntropy {
     }
 
     // The loss scale is not known before backward, and in float16 the gradients of an unscaled loss
-    // would underflow. Keep them in float32.
+    // would underflow. Keep the gradients in float32.
     const bool half = x.scalar_type() == at::kHalf;
     const at::ScalarType logits_type = half ? at::kFloat : x.scalar_type();
     const at::ScalarType weight_type = half ? at::kFloat : weight_grad;
@@ -186,8 +186,8 @@ struct LinearCrossEntropy {
     const int64_t n = x.size(0), v = w.size(0), stride = round_up(v, 32);
     scale = scale_of(targets.ne(ignore_index), divisor, at::kFloat);
 
-    // The kernel takes the factor of the loss as a number on the host, so pass 1: it then computes
-    // the gradients of the undivided sum.
+    // The kernel takes the factor of the loss as a number on the host, so pass 1. The kernel then
+    // computes the gradients of the undivided sum.
     const int64_t most = std::max<int64_t>(gpu_piece_bytes / (stride * x.element_size()), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
 
@@ -212,7 +212,8 @@ struct LinearCrossEntropy {
         at::mm_out(out, block, w);
       }
 
-      // Use float32 if several pieces add up, and for float16, where sums over rows could overflow.
+      // Use float32 if several pieces are accumulated, and for float16, in which sums over rows
+      // could overflow.
       const bool wide =
           x.scalar_type() == at::kFloat || (x.scalar_type() == at::kBFloat16 && piece >= n);
       if (needs[1] && row == 0)

@@ -1,5 +1,5 @@
-// Losses composed of other ops. smooth_l1_loss is an op of its own, because the composed form would
-// save more than its inputs.
+// Implements losses composed of other ops. smooth_l1_loss is a separate op, because its composed
+// form would save more than its inputs.
 #include "autograd/ops/losses.h"
 
 #include <ATen/ops/smooth_l1_loss.h>
@@ -68,11 +68,11 @@ struct SmoothL1 {
 int64_t class_dim(const Variable& x) { return x.dim() == 1 ? 0 : 1; }
 
 /// The classes that targets int64 [N, ...] select from x [N, C, ...], which of them are ignored,
-/// their weights, and the divisor of the mean.
+/// their weights, and the divisor for their mean.
 struct Chosen {
-  at::Tensor index, ignored;  // shape of the targets, with a dim of 1 for the classes
+  at::Tensor index, ignored;  // in the shape of the targets, with a dim of size 1 for the classes
   Variable weight;            // weight of each target, 0 where ignored; undefined: 1
-  Variable divisor;  // []: the sum of the weights that are not ignored; 1 if there are none
+  Variable divisor;           // []: sum of the weights that count; 1 if all targets are ignored
 
   Chosen(const char* what, const Variable& x, const at::Tensor& target,
          const at::Tensor& class_weight, int64_t ignore_index) {
@@ -143,7 +143,7 @@ Variable binary_cross_entropy_with_logits(const Variable& input, const Variable&
   LATHE_CHECK(input.sizes() == target.sizes(), "binary_cross_entropy_with_logits: the targets are ",
               describe(target.data()), " for an input of ", describe(input.data()));
   const Variable x = wide(input), t = wide(target), rest = 1.0 - t;
-  Variable log_p = logsigmoid(x);  // and log(1 - p) = log_p - x
+  Variable log_p = logsigmoid(x);  // log(1 - p) is log_p - x
   if (pos_weight.defined()) log_p = log_p * (rest + t * constant_like(pos_weight, x));
   Variable losses = rest * x - log_p;
   if (weight.defined()) losses = losses * constant_like(weight, x);
@@ -169,7 +169,7 @@ Variable cross_entropy(const Variable& input, const at::Tensor& target,
   const Variable log_p = log_softmax(wide(input), dim);
   if (o.label_smoothing == 0) return nll_loss(log_p, target, o.weight, o.ignore_index, o.reduction);
   const Chosen chosen("cross_entropy", log_p, target, o.weight, o.ignore_index);
-  Variable all = log_p;  // the terms of all classes, for label smoothing
+  Variable all = log_p;  // the log-probabilities of all classes, for label smoothing
   if (o.weight.defined()) {
     Dims sizes(static_cast<size_t>(log_p.dim()), 1);
     sizes[static_cast<size_t>(dim)] = log_p.size(dim);

@@ -1,5 +1,5 @@
-// Losses beyond those of ops.h, with PyTorch's names, argument order and values. They compute in
-// float32 or wider. Targets are Variables if a gradient may flow to them.
+// Declares the losses that ops.h does not have, with PyTorch's names, argument order and values.
+// They compute in float32 or wider. Targets are Variables if a gradient may flow to them.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace lathe {
 
-/// While alive, memory.saved does not round the tensors that ops save. Losses use it, because a
-/// loss's gradient is a factor of all other gradients, and the tensors of losses are small.
+/// Prevents memory.saved from rounding the tensors that ops save, until destroyed. Losses use it,
+/// because a loss's gradient is a factor of all other gradients, and the tensors of losses are
+/// small.
 struct ExactTensors : ModeGuard {
   ExactTensors();
 };
@@ -36,28 +37,28 @@ Variable binary_cross_entropy_with_logits(const Variable& input, const Variable&
                                           const at::Tensor& pos_weight = {});
 /// Returns -weight[t] log_p[t], for log_p [N, C, ...] or [C] and targets int64 [N, ...] or [].
 /// Targets equal to `ignore_index` do not count, and the mean is weighted by the weights of the
-/// other targets. If all targets are ignored the mean is 0, where PyTorch returns NaN.
+/// other targets. If all targets are ignored, the mean is 0, whereas PyTorch returns NaN.
 Variable nll_loss(const Variable& input, const at::Tensor& target, const at::Tensor& weight = {},
                   int64_t ignore_index = -100, Reduction reduction = Reduction::mean);
 struct CrossEntropyOptions {
-  at::Tensor weight = {};  ///< weight of each class [C], or undefined
+  at::Tensor weight = {};  ///< weight of each class [C]; undefined: 1 for all
   int64_t ignore_index = -100;
   Reduction reduction = Reduction::mean;
-  double label_smoothing = 0;  ///< the part of a target's probability that is shared equally by all
-                               ///< classes. Szegedy et al. 2016
+  double label_smoothing = 0;  ///< the part of a target's probability that all classes share
+                               ///< equally (Szegedy et al. 2016)
 };
 /// Returns nll_loss of log softmax over the classes, for logits [N, C, ...] or [C] and targets
 /// int64 [N, ...] or []. For large vocabularies see linear_cross_entropy.
 Variable cross_entropy(const Variable& input, const at::Tensor& target,
                        const CrossEntropyOptions& options);
-/// Does the same with targets that are class probabilities, in the shape of the logits.
-/// `ignore_index` has no effect, and the mean is over N and the dims after C.
+/// Computes the cross-entropy with targets that are class probabilities, in the shape of the
+/// logits. `ignore_index` has no effect, and the mean is over N and the dims after C.
 Variable cross_entropy(const Variable& input, const Variable& target,
                        const CrossEntropyOptions& options = {});
 /// Returns t (log(t) - x) for log-probabilities x (`input`) and probabilities t (`target`); t
 /// log(t) is 0 where t is 0. With log_target, t has log-probabilities, and the result is e^t (t -
-/// x). The KL divergence is the sum of this over classes; `kl_div_batchmean` divides the sum over
-/// all elements by the first size of x.
+/// x). The KL divergence is the sum of these terms over classes; `kl_div_batchmean` divides the sum
+/// over all elements by the first size of x.
 Variable kl_div(const Variable& input, const Variable& target,
                 Reduction reduction = Reduction::mean, bool log_target = false);
 Variable kl_div_batchmean(const Variable& input, const Variable& target, bool log_target = false);
@@ -69,7 +70,8 @@ Variable pairwise_distance(const Variable& x1, const Variable& x2, double p = 2,
                            bool keepdim = false);
 struct TripletOptions {
   double margin = 1, p = 2, eps = 1e-6;
-  bool swap = false;  ///< use the distance between positive and negative where it is smaller
+  bool swap = false;  ///< whether distance(positive, negative) replaces distance(anchor, negative)
+                      ///< where it is smaller
 };
 /// Returns max(distance(anchor, positive) - distance(anchor, negative) + margin, 0). Schroff,
 /// Kalenichenko and Philbin 2015; swap: Balntas et al. 2016.

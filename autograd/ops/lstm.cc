@@ -1,5 +1,6 @@
-// An LSTM layer over a complete sequence: one op where the kernels of core/kernels/lstm.h apply,
-// else linear layers and lstm_cell() for each step. Shapes: T steps, B batch, C inputs, H units.
+// Implements an LSTM layer over a complete sequence. It is one op where the kernels of
+// core/kernels/lstm.h apply, and otherwise a linear layer and lstm_cell() for each step. Shapes: T
+// steps, B batch, C inputs, H units.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -39,7 +40,7 @@ struct LstmLayer {
   std::array<at::ScalarType, 2> weight_grads;  // dtypes of dW_ih and dW_hh
   Saved x = Saved::input(0), weight_ih = Saved::input(1), bias = Saved::input(2),
         weight_hh = Saved::input(3), h = Saved::input(4), c = Saved::input(5);
-  Saved gates = Saved::activation();  // [T, B, 4 H], before their activations
+  Saved gates = Saved::activation();  // [T, B, 4 H], before the activations of the gates
   Saved hidden = Saved::activation(), cells = Saved::activation();  // [T + 1, B, H], see LstmShape
 
   // [i f g o] = x_t W_ih^T + b + h W_hh^T:
@@ -73,8 +74,8 @@ struct LstmLayer {
             cs.select(0, shape.last()).to(c_.scalar_type())};
   }
 
-  // The gradients of the gates and states of a step are those of lstm_cell. Each weight's gradient
-  // is one product over all steps and sequences.
+  // A step computes the gradients of its gates and states as lstm_cell() does. Each weight's
+  // gradient is one matrix product over all steps and sequences.
   Grads<6> backward(const GradList<at::Tensor>& dy, Needs<6> needs, GradSlots& slots) const {
     const LstmShape shape = shape_of(gates.data());
     const at::Tensor& hs = hidden.data();

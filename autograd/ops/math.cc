@@ -1,4 +1,4 @@
-// Elementwise functions.
+// Implements elementwise functions.
 #include "autograd/ops/math.h"
 
 #include <ATen/ops/abs.h>

@@ -1,5 +1,5 @@
-// More elementwise functions than those of ops.h. Their names and argument order are PyTorch's, and
-// so are their values and gradients, including those at ties, zeros, infinities and NaN. Shapes
+// Declares the elementwise functions that ops.h does not have. Their names and argument order are
+// PyTorch's. So are their values and gradients, even at ties, zeros, infinities and NaN. Shapes
 // broadcast.
 #pragma once
 
@@ -12,13 +12,13 @@ namespace lathe {
 // Functions (ops/math.cc).
 /// Returns |x|. At 0 the derivative is 0.
 Variable abs(const Variable& x);
-/// Returns -1, 0 or 1; its derivative is 0 everywhere.
+/// Returns the sign of x, -1, 0 or 1. The derivative is 0 everywhere.
 Variable sign(const Variable& x);
 Variable sin(const Variable& x);
 Variable cos(const Variable& x);
-/// Returns log(1 + x), accurate also for small x.
+/// Returns log(1 + x), which is accurate even for small x.
 Variable log1p(const Variable& x);
-/// Returns e^x - 1, accurate also for small x.
+/// Returns e^x - 1, which is accurate even for small x.
 Variable expm1(const Variable& x);
 /// Returns 1 / sqrt(x).
 Variable rsqrt(const Variable& x);
@@ -26,14 +26,14 @@ Variable rsqrt(const Variable& x);
 Variable reciprocal(const Variable& x);
 /// Returns x log(y), but 0 where x is 0 and y is not NaN.
 Variable xlogy(const Variable& x, const Variable& y);
-/// Limits x to [min, max]. Either bound may be missing; if min > max the result is max. The
-/// derivative is 1 at the bounds too.
+/// Limits x to [min, max]. Either bound may be missing. If min > max, the result is max. The
+/// derivative is 1 even at the bounds.
 Variable clamp(const Variable& x, std::optional<double> min,
                std::optional<double> max = std::nullopt);
-/// Does the same with bounds that are Variables. They are broadcast, and receive the gradient of
-/// the elements that they limit. An undefined Variable stands for a missing bound.
+/// Limits x to bounds that are Variables. The bounds are broadcast, and receive the gradient of the
+/// elements that they limit. An undefined Variable stands for a missing bound.
 Variable clamp(const Variable& x, const Variable& min, const Variable& max = {});
-/// Return the elementwise maximum or minimum of a and b, NaN where either is NaN. Ties share the
+/// Return the elementwise maximum or minimum of a and b, or NaN where either is NaN. Ties share the
 /// gradient equally.
 Variable maximum(const Variable& a, const Variable& b);
 Variable minimum(const Variable& a, const Variable& b);
@@ -54,7 +54,7 @@ at::Tensor ge(const Variable& a, const Variable& b);
 // Activations (ops/activations.cc).
 /// Returns log(1 + e^(beta x)) / beta, or x where beta x is above the threshold.
 Variable softplus(const Variable& x, double beta = 1, double threshold = 20);
-/// Returns log sigmoid(x), accurate also for large negative x.
+/// Returns log sigmoid(x), which is accurate even for large negative x.
 Variable logsigmoid(const Variable& x);
 /// Returns x where x > 0, and alpha (e^x - 1) elsewhere. Clevert, Unterthiner and Hochreiter 2015.
 Variable elu(const Variable& x, double alpha = 1);
@@ -66,11 +66,11 @@ Variable hardswish(const Variable& x);
 Variable mish(const Variable& x);
 
 // In place (ops/inplace.cc): the result is written into the memory of x, and x becomes the result.
-// If no graph is recorded, every handle and view of x changes, as with x += b. If one is recorded,
-// nothing else may hold the memory of x: no handle, no view, and no op that saved it for backward.
-// Also, x must not be a parameter. Otherwise the function throws, so that no gradient is wrong.
-// relu_, leaky_relu_, tanh_ and sigmoid_ save the result, which is in x: backward throws if it is
-// changed in place later. x keeps its dtype.
+// If no graph is recorded, every handle and view of x changes, as with x += b. If a graph is
+// recorded, the function throws if x is a parameter or if anything else holds the memory of x: a
+// handle, a view, or an op that saved x for backward. No gradient can therefore be wrong. relu_,
+// leaky_relu_, tanh_ and sigmoid_ save the result, which is in x; backward throws if x is changed
+// in place later. x keeps its dtype.
 Variable& relu_(Variable& x);
 Variable& leaky_relu_(Variable& x, double negative_slope = 0.01);
 Variable& tanh_(Variable& x);

@@ -1,4 +1,4 @@
-// Plain matrix products.
+// Implements plain matrix products.
 #include "autograd/ops/product.h"
 
 namespace lathe {

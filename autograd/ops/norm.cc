@@ -1,4 +1,4 @@
-// Fused layer norm and RMS norm.
+// Implements fused layer norm and RMS norm.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_layer_norm.h>
@@ -15,7 +15,7 @@ namespace lathe {
 namespace {
 
 /// The common part of layer norm and RMS norm. It uses the kernels of core/kernels/norm.h where
-/// they apply, otherwise ATen's: for float64, and on GPUs for row lengths that norm_on_gpu()
+/// they apply. It uses ATen's kernels for float64, and on GPUs for row lengths that norm_on_gpu()
 /// rejects. `out` is the result's dtype.
 struct Norm {
   double eps;
@@ -44,7 +44,7 @@ struct Norm {
       LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c),
                   "weight and bias must have shape [", c, "]");
       LATHE_CHECK(!p.defined() || p.device() == x_.device(), "x is on ", x_.device().str(),
-                  ", another input is not");
+                  ", but another input is not");
     }
 
     x = for_kernels(x_);
@@ -80,7 +80,7 @@ struct Norm {
     return y.to(out);
   }
   // g = dy * weight, h = (x - mean) * rstd:  dx = rstd * (g - avg(g) - h * avg(g * h)), dweight =
-  // sum(dy * h), dbias = sum(dy); without mean and avg(g) for RMS norm
+  // sum(dy * h), dbias = sum(dy); RMS norm omits mean and avg(g)
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
     const at::Tensor dy = for_kernels(dy_), in = x.data(), w = weight.data(), b = bias.data();
 
@@ -92,7 +92,8 @@ struct Norm {
       if (needs[1]) dw = like(w);
       if (needs[2]) db = like(b);
 
-      // If the gradient of the skip connection has arrived already, add to it directly.
+      // If the gradient of the skip connection has arrived already, add dx to that gradient
+      // directly.
       if (needs[0]) dx = slots.take(0, in.scalar_type());
       const bool add = dx.defined();
       if (add) dx = for_kernels(dx);

@@ -1,11 +1,11 @@
-// Sizes of images.
+// Defines sizes of images.
 #pragma once
 
 #include <cstdint>
 
 namespace lathe {
 
-/// A height and a width; a single number stands for both.
+/// A height and a width. A single number converts to a Pair of two equal values.
 struct Pair {
   int64_t h, w;
   constexpr Pair(int64_t both) : h(both), w(both) {}

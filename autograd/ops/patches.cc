@@ -1,4 +1,4 @@
-// Windows of an image as columns, and back.
+// Implements im2col and col2im, which convert between the windows of an image and columns.
 #include <ATen/ops/col2im.h>
 #include <ATen/ops/im2col.h>
 
@@ -12,7 +12,7 @@ namespace {
 struct Windows {
   Pair kernel, dilation, padding, stride;
 };
-// Each function has a version for tensors and one for Variables, so that one backward formula
+// columns_of() and image_of() exist for tensors and for Variables, so that one backward formula
 // serves both.
 at::Tensor columns_of(const at::Tensor& x, const Windows& w) {
   return at::im2col(x, both(w.kernel), both(w.dilation), both(w.padding), both(w.stride));
@@ -37,7 +37,7 @@ struct Im2col {
     size = {x.size(2), x.size(3)};
     return columns_of(x, windows);
   }
-  // dx = the columns' gradients at their positions, added up
+  // dx = the columns' gradients, accumulated at their positions
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {image_of(dy, size, windows)};

@@ -1,4 +1,4 @@
-// Ops that read or add slices and elements at the positions in an index tensor.
+// Implements ops that read or add slices and elements at the positions in an index tensor.
 #include <ATen/ops/index_add.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
@@ -16,8 +16,8 @@ void check_index(const at::Tensor& index) {
               "the index must be int64 of one dim, not ", describe(index));
 }
 
-/// Adds the slices of `source` to x at the positions, and returns x. On a GPU ATen's index_add_
-/// rejects a tensor without dims.
+/// Adds the slices of `source` to x at the positions in `index`, and returns x. Accepts a tensor
+/// without dims, which ATen's index_add_ rejects on a GPU.
 at::Tensor add_at(const at::Tensor& x, int64_t dim, const at::Tensor& index,
                   const at::Tensor& source) {
   return x.dim() == 0 && x.is_cuda() ? x.add_(source.sum()) : x.index_add_(dim, index, source);

@@ -12,7 +12,7 @@ Variable wide_of(const Variable& x) {
 
 GradList<Variable> plain_gradients(const std::vector<Variable>& inputs, const NeedsList& needs,
                                    const GradList<Variable>& dys, const PlainForm& f) {
-  // Give each input its own position in the graph: if two inputs are the same Variable, their
+  // Give each input a new position in the graph. If two inputs are the same Variable, their
   // gradients would otherwise arrive as a sum.
   std::vector<Variable> own = inputs, asked;
   for (size_t i = 0; i < own.size(); ++i) {

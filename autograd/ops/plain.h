@@ -1,8 +1,8 @@
-// Second derivatives of fused ops: under create_graph, the gradients of an op are computed through
-// its plain form, which is composed of ops that have second derivatives.
+// Computes second derivatives of fused ops. Under create_graph, the gradients of an op are computed
+// through its plain form, which is composed of ops that have second derivatives.
 //
-// Each input gets its own position in the graph. The plain form is computed from these inputs, and
-// its gradients are computed with create_graph.
+// Each input gets a new position in the graph. The plain form is computed from these inputs, and
+// the gradients of the plain form are computed with create_graph.
 #pragma once
 
 #include <functional>
@@ -16,14 +16,14 @@ namespace lathe {
 /// Computes an op's outputs from its inputs by ops that have second derivatives.
 using PlainForm = std::function<std::vector<Variable>(const std::vector<Variable>& inputs)>;
 
-/// Returns the gradients of those of an op's `inputs` that `needs` marks, given the gradients `dys`
-/// of its outputs. The results can be differentiated again. `inputs` are connected to the graph
-/// (Saved::as<Variable>). `f` computes the outputs by ops that have second derivatives, possibly in
-/// a wider dtype. Undefined dys are skipped.
+/// Returns the gradients of those inputs of an op that `needs` marks, given the gradients `dys` of
+/// the op's outputs. The results can be differentiated again. `inputs` are the inputs of the op,
+/// connected to the graph (Saved::as<Variable>). `f` computes the outputs by ops that have second
+/// derivatives, possibly in a wider dtype. Undefined members of `dys` are skipped.
 GradList<Variable> plain_gradients(const std::vector<Variable>& inputs, const NeedsList& needs,
                                    const GradList<Variable>& dys, const PlainForm& f);
 
-/// Does the same for an op of N inputs.
+/// Returns plain_gradients() for an op of N inputs.
 template <size_t N>
 std::array<Variable, N> plain_gradients(const std::array<Variable, N>& inputs,
                                         const std::array<bool, N>& needs,

@@ -1,4 +1,4 @@
-// Pooling of images, by ATen's kernels.
+// Implements pooling of images with ATen's kernels.
 #include <ATen/ops/_adaptive_avg_pool2d.h>
 #include <ATen/ops/_adaptive_avg_pool2d_backward.h>
 #include <ATen/ops/avg_pool2d.h>
@@ -39,8 +39,8 @@ struct MaxPool2d {
         at_least(kernel, 1) && at_least(stride, 1) && at_least(dilation, 1) && at_least(padding, 0),
         "kernel, stride and dilation must be at least 1, and padding at least 0");
   }
-  /// Throws if one of the `out` windows along a dim lies completely in the padding: it would have
-  /// no maximum.
+  /// Throws if one of the `out` windows along a dim lies completely in the padding, because such a
+  /// window has no maximum.
   static void check_windows(int64_t out, int64_t size, int64_t kernel, int64_t stride,
                             int64_t padding, int64_t dilation) {
     for (int64_t i = 0; i < out; ++i) {
@@ -65,7 +65,7 @@ struct MaxPool2d {
   }
 };
 
-/// The windows of an average pool, and which positions count in them.
+/// The windows of an average pool, and which of their positions count.
 struct AvgWindows {
   Pair kernel, stride, padding;
   bool ceil_mode, count_include_pad;

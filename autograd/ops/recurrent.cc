@@ -1,5 +1,5 @@
-// Fused cells of recurrent layers. CPUs use the kernels of core/kernels/recurrent.h; float64 and
-// CUDA use ATen's elementwise ops. Shapes: B batch, H units.
+// Implements fused cells of recurrent layers. CPUs use the kernels of core/kernels/recurrent.h;
+// float64 and CUDA use ATen's elementwise ops. Shapes: B batch, H units.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -45,7 +45,7 @@ struct LstmCell {
       // The kernel writes by pointer, which ATen does not notice.
       bump_version(h);
       bump_version(next);
-      // Save the state as it is returned, rounded to c's dtype, so that backward reads the values
+      // Save the returned state, which is rounded to c's dtype, so that backward reads the values
       // that the next step used.
       next = next.to(c_.scalar_type());
       c_out = next;
@@ -85,7 +85,7 @@ struct LstmCell {
     const at::Tensor t = at_least_float32(c_out.data()).tanh(),
                      dh = dy[0].defined() ? at_least_float32(dy[0]) : at::zeros_like(t);
 
-    // The gradient of c': the part that flows through h', plus the one from the next step.
+    // The gradient of c': the part that flows through h', plus the part from the next step.
     at::Tensor grad = dh * o * (1 - t * t);
     if (dy[1].defined()) grad = grad + at_least_float32(dy[1]);
     return {at::cat({grad * n * i * (1 - i), grad * at_least_float32(state) * f * (1 - f),

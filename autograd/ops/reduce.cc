@@ -1,4 +1,5 @@
-// Reductions, and softmax. Sums of low-precision tensors accumulate in float32 inside ATen.
+// Implements reductions and softmax. Sums of low-precision tensors accumulate in float32 inside
+// ATen.
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
@@ -56,8 +57,8 @@ struct Mean {
     sum.sizes = dims_of(x.sizes());
     count = reduced_count(x.sizes(), sum.dims);
     if (x.dim() == 0) return x.clone();
-    // On CPUs, the mean of all elements or of rows is a sum (core/sum.h) and a division, as in
-    // ATen.
+    // On CPUs, the mean of all elements or of rows is a sum (core/sum.h) followed by a division, as
+    // in ATen.
     const bool is_of_all = count == static_cast<double>(x.numel());
     if (!x.is_cpu() || !(is_of_all || (sum.is_of_rows(x.dim()) && has_row_sums(x))))
       return x.mean(sum.dims, sum.keepdim);
@@ -100,7 +101,7 @@ struct Amax {
     dim = wrap_dim(dim, x_.dim());
     return (x = x_).amax(dim, keepdim);
   }
-  // dx = dy where x is the largest, shared among ties
+  // dx = dy where x is the largest; tied elements share dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const at::Tensor& v = x.data();

@@ -1,6 +1,6 @@
-// Reductions, scans and sorting beyond those of ops.h, with PyTorch's names, argument order and
-// values. Without dims, they reduce over all dims; dims may be negative. Sums and products of
-// float16 and bfloat16 are computed in float32 and rounded once.
+// Declares the reductions, scans and sorting that ops.h does not have, with PyTorch's names,
+// argument order and values. If no dims are given, they reduce over all dims. Dims may be negative.
+// Sums and products of float16 and bfloat16 are computed in float32 and rounded once.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,7 @@ namespace lathe {
 
 // Extremes and sorting (ops/extremes.cc). A NaN is both the maximum and the minimum. sort() treats
 // NaN as larger than all numbers.
-/// Return the maximum or minimum over all elements. Tied elements share the gradient equally. They
+/// Return the maximum or minimum over all elements. Tied elements share the gradient equally. Both
 /// throw if `x` is empty.
 Variable max(const Variable& x);
 Variable min(const Variable& x);
@@ -34,16 +34,16 @@ std::pair<Variable, at::Tensor> sort(const Variable& x, int64_t dim = -1, bool d
 Variable cumsum(const Variable& x, int64_t dim);
 /// Returns y_i = x_0 ... x_i along a dim. Gradients are exact even if x contains zeros.
 Variable cumprod(const Variable& x, int64_t dim);
-/// Return the product of all elements, or along a dim. Gradients are exact even if x contains
-/// zeros.
+/// Return the product of all elements, or of the elements along a dim. Gradients are exact even if
+/// x contains zeros.
 Variable prod(const Variable& x);
 Variable prod(const Variable& x, int64_t dim, bool keepdim = false);
 
 // Statistics (ops/statistics.cc).
 /// Returns log(sum of e^x), without overflow.
 Variable logsumexp(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim = false);
-/// Returns the variance, with a divisor of n - correction. A correction of 1 is Bessel's
-/// correction.
+/// Returns the variance of n elements, with the divisor n - correction. A correction of 1 is
+/// Bessel's correction.
 Variable var(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, double correction = 1,
              bool keepdim = false);
 /// Returns the standard deviation. The gradient is 0 where the variance is 0. Under `using

@@ -1,4 +1,4 @@
-// Rotary position embeddings as one op.
+// Implements rotary position embeddings as one op.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 
@@ -47,7 +47,7 @@ struct Rotate {
       return y;
     }
 
-    // No kernel supports this tensor.
+    // Rotate by ATen's ops, because no kernel supports this tensor.
     const at::Tensor pairs =
         x.to(rope_table.scalar_type()).view({x.size(0), x.size(1), heads, 2, half});
     const at::Tensor a = pairs.select(3, 0), b = pairs.select(3, 1),

@@ -1,4 +1,4 @@
-// Helpers of the ops that rotate queries and keys.
+// Declares helpers of the ops that rotate queries and keys.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 namespace lathe {
 
 /// Returns `rope_table`, contiguous and in the dtype that rotate() needs for x: float64 if x is
-/// float64, else float32. Throws if its shape does not fit.
+/// float64, else float32. Throws if the shape of `rope_table` does not fit x.
 at::Tensor checked_rope_table(const at::Tensor& rope_table, const Variable& x);
 
 }  // namespace lathe

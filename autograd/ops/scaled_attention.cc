@@ -1,4 +1,4 @@
-// Attention composed of other ops.
+// Implements attention composed of other ops.
 #include <ATen/ops/ones.h>
 
 #include <cmath>
@@ -49,8 +49,8 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
   LATHE_CHECK(o.softcap >= 0 && std::isfinite(o.softcap),
               sentence("softcap must be 0 or more, not "), o.softcap);
 
-  // Under autocast, low-precision inputs are multiplied in their own dtype. Otherwise they are cast
-  // to float32, so that intermediate results are not rounded.
+  // Under autocast, low-precision inputs are multiplied in their dtype. Without autocast, they are
+  // cast to float32, so that intermediate results are not rounded.
   const auto wide = [](const Variable& x) {
     const bool low = x.dtype() == at::kHalf || x.dtype() == at::kBFloat16;
     return low && mode().compute == at::kFloat ? cast(x, at::kFloat) : x;
@@ -80,8 +80,8 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
 
   at::Tensor blind;  // bool: queries that see no key
   if (o.mask.defined()) blind = hidden.expand(scores.sizes()).all(-1, /*keepdim=*/true);
-  // In a row of only -inf, softmax and its gradient would be NaN. Set its scores to 0 before
-  // softmax, and its probabilities to 0 afterwards.
+  // In a row of only -inf, softmax and its gradient would be NaN. Set the scores of such a row to 0
+  // before softmax, and its probabilities to 0 afterwards.
   if (hidden.defined()) scores = masked_fill(scores, hidden, -infinity);
   if (blind.defined()) scores = masked_fill(scores, blind, 0);
   Variable p = softmax(scores, -1);

@@ -1,4 +1,4 @@
-// Cumulative sums and products along a dim.
+// Implements cumulative sums and products along a dim.
 #include <ATen/ops/cumprod.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/flip.h>
@@ -56,7 +56,7 @@ struct Cumsum {
   }
 };
 
-/// x must have at least one dim.
+/// Returns the cumulative product along a dim. x must have at least one dim.
 struct Cumprod {
   static constexpr OpInfo info{.name = "cumprod", .amp = Amp::fp32, .each = {1, 4}, .exact = true};
   int64_t dim;
@@ -99,13 +99,13 @@ struct Cumprod {
   }
 };
 
-/// x must have at least one dim.
+/// Returns the product along a dim. x must have at least one dim.
 struct Prod {
   static constexpr OpInfo info{.name = "prod", .amp = Amp::fp32, .exact = true};
   int64_t dim;
   bool keepdim;
-  bool of_all = false;  ///< x is a flattened tensor: if two or more elements are 0, the gradient is
-                        ///< 0, even if other elements are not finite
+  bool of_all = false;  ///< whether x is a flattened tensor; its gradient is then 0 if two or more
+                        ///< elements are 0, even if other elements are not finite
   Saved x = Saved::input(0), y = Saved::output();
   at::Tensor forward(const at::Tensor& x_) {
     dim = wrap_dim(dim, x_.dim());

@@ -1,4 +1,4 @@
-// Views and other ops on shapes. They count FLOPs only for adjoints that add elements.
+// Implements views and other ops on shapes. They count FLOPs only for adjoints that add elements.
 #include <ATen/ops/zeros.h>
 
 #include "autograd/ops/dims.h"
@@ -119,8 +119,8 @@ struct Cat {
     for (const at::Tensor& t : x) from.push_back(dims_of(t.sizes()));
     return y;
   }
-  // dx_i = its part of dy. An empty vector can be joined with anything, as in ATen; its part has
-  // length 0.
+  // dx_i = the part of dy that came from x_i. An empty vector can be joined with anything, as in
+  // ATen; its part has length 0.
   template <class T>
   GradList<T> backward(const T& dy, const NeedsList& needs) const {
     GradList<T> out(from.size());

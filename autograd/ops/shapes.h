@@ -1,6 +1,6 @@
-// Ops on shapes and positions beyond those of ops.h, with PyTorch's names and argument order. Dims
-// may be negative. squeeze, chunk, split, unfold and diagonal return views, which share the storage
-// of x.
+// Declares the ops on shapes and positions that ops.h does not have, with PyTorch's names and
+// argument order. Dims may be negative. squeeze, chunk, split, unfold and diagonal return views,
+// which share the storage of x.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@
 namespace lathe {
 
 // Views (ops/views.cc).
-/// Removes all dims of size 1, or those of `dims` that have size 1.
+/// Removes all dims of size 1, or only the dims in `dims` that have size 1.
 Variable squeeze(const Variable& x);
 Variable squeeze(const Variable& x, at::IntArrayRef dims);
 /// Splits x into parts of `size` along a dim. The last part is shorter if `size` does not divide
@@ -36,7 +36,7 @@ Variable diagonal_backward(const Variable& x, at::IntArrayRef sizes, int64_t off
 /// Joins tensors of one shape along a new dim.
 Variable stack(const std::vector<Variable>& xs, int64_t dim = 0);
 Variable flip(const Variable& x, at::IntArrayRef dims);
-/// Shifts elements along dims cyclically; without dims, in the flattened tensor.
+/// Shifts elements along dims cyclically. If no dims are given, shifts the flattened tensor.
 Variable roll(const Variable& x, at::IntArrayRef shifts, at::IntArrayRef dims = {});
 /// Zeroes the elements above the given diagonal of the last two dims.
 Variable tril(const Variable& x, int64_t diagonal = 0);
@@ -49,12 +49,12 @@ Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode = PadMode::co
              double value = 0);
 
 // Positions (ops/places.cc). Indices are int64.
-/// Returns the slices of x at positions of a dim, which may repeat.
+/// Returns the slices of x at positions of a dim. Positions may repeat.
 Variable index_select(const Variable& x, int64_t dim, const at::Tensor& index);
 /// Returns x with the slices of source added at positions of a dim.
 Variable index_add(const Variable& x, int64_t dim, const at::Tensor& index, const Variable& source);
 /// Returns x with src added at positions: y[index[i][j]][j] += src[i][j] for dim 0. Each size of
-/// index must be at most that of src and, except along `dim`, at most that of x.
+/// index must be at most the same size of src and, except along `dim`, at most the same size of x.
 Variable scatter_add(const Variable& x, int64_t dim, const at::Tensor& index, const Variable& src);
 
 // Products of tensors (ops/views.cc).

@@ -1,4 +1,4 @@
-// Elementwise arithmetic on small tensors.
+// Implements elementwise arithmetic on small tensors.
 #pragma once
 
 #include <ATen/EmptyTensor.h>
@@ -17,9 +17,9 @@ inline bool is_small(const at::Tensor& t) {
          t.layout() == at::kStrided && t.is_contiguous();
 }
 
-/// Returns f(a, b), where f is an operator such as std::plus<>. If both are small and have the same
-/// shape, a plain loop computes the result. It has the same bits as ATen's, since both round each
-/// IEEE 754 operation once.
+/// Returns f(a, b), where f is an operator such as std::plus<>. If a and b are small and have the
+/// same shape, a plain loop computes the result. It is bitwise equal to ATen's result, since the
+/// loop and ATen round each IEEE 754 operation once.
 template <class F>
 at::Tensor elementwise(const F& f, const at::Tensor& a, const at::Tensor& b) {
   if (!is_small(a) || !is_small(b) || a.sizes() != b.sizes()) return f(a, b);
@@ -34,7 +34,7 @@ at::Tensor elementwise(const F& f, const at::Tensor& a, const at::Tensor& b) {
   return y;
 }
 
-/// Does the same with a number as the second operand.
+/// Returns f(a, number), computed in the same way.
 template <class F>
 at::Tensor elementwise(const F& f, const at::Tensor& a, double number) {
   if (!is_small(a)) return f(a, at::Scalar(number));

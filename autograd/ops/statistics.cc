@@ -1,4 +1,4 @@
-// Statistics of a tensor or along dims, in float32 or wider.
+// Implements statistics of a tensor or along dims, which compute in float32 or wider.
 #include <cmath>
 #include <limits>
 
@@ -121,8 +121,8 @@ struct PNorm : Reduced {
     const T top = reshape(y.as<T>(), kept);
     if (p == 2) return {x.as<T>() * masked_fill(dy / top, none, 0)};
     const T scale = masked_fill(dy * pow(top, 1 - p), none, 0);
-    // A negative power is infinite at 0, and so may be its derivative. The gradient is defined as 0
-    // there.
+    // A negative power is infinite at 0, and its derivative may be infinite there. The gradient is
+    // defined as 0 at 0.
     const at::Tensor zero = v.eq(0);
     return {masked_fill(pow(abs(masked_fill(x.as<T>(), zero, 1)), p - 1), zero, 0) *
             constant<T>(v.sign()) * scale};

@@ -1,4 +1,4 @@
-// SwiGLU as one op.
+// Implements SwiGLU as one op.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 

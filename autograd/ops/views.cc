@@ -1,4 +1,4 @@
-// Views beyond those of shape.cc, and ops that move elements without arithmetic.
+// Implements the views that shape.cc does not have, and ops that move elements without arithmetic.
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/diagonal.h>
 #include <ATen/ops/diagonal_backward.h>
@@ -22,7 +22,8 @@ namespace {
 [[maybe_unused]] const bool views_registered =
     register_composed({"squeeze", "chunk", "stack", "outer", "bmm"});
 
-// Versions for tensors, so that backward formulas can use the same names for tensors and Variables.
+// Defines versions of ops for tensors, so that backward formulas can use the same names for tensors
+// and Variables.
 at::Tensor unfold(const at::Tensor& x, int64_t dim, int64_t size, int64_t step) {
   return x.unfold(dim, size, step);
 }
@@ -40,7 +41,7 @@ struct Unfold {
     from = dims_of(x.sizes());
     return x.unfold(dim, size, step);
   }
-  // dx = the windows' gradients, added up
+  // dx = the windows' gradients, accumulated at their positions
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {unfold_backward(dy, from, dim, size, step)};
@@ -148,7 +149,8 @@ Variable padded(const Variable& x, const Dims& pads, double value) {
 }
 
 /// Returns the source position of each position of a dim of `size` after padding by `before` and
-/// `behind`. With PadMode::circular the elements that a negative padding leaves are repeated.
+/// `behind`. With PadMode::circular, the elements that remain after a negative padding are
+/// repeated.
 at::Tensor sources(const Variable& x, int64_t size, int64_t before, int64_t behind, PadMode mode) {
   const int64_t first = std::max<int64_t>(0, -before),
                 left = size - first - std::max<int64_t>(0, -behind);

@@ -50,7 +50,8 @@ using Preference =
     std::unique_ptr<cublasLtMatmulPreferenceOpaque_t,
                     Destroy<cublasLtMatmulPreferenceOpaque_t, cublasLtMatmulPreferenceDestroy>>;
 
-/// Returns the layout of a row-major matrix, which cuBLASLt sees as its column-major transpose.
+/// Returns the layout of a row-major matrix. cuBLASLt describes this matrix as its column-major
+/// transpose.
 Layout layout_of(Element type, int64_t rows, int64_t columns) {
   cublasLtMatrixLayout_t layout{};
   check(cublasLtMatrixLayoutCreate(&layout, cuda_type(type), static_cast<uint64_t>(columns),
@@ -64,8 +65,8 @@ struct Algorithm {
   size_t scratch_bytes;
 };
 
-/// The cuBLASLt descriptors of a matrix product, and the algorithm for it, if there is one. In
-/// cuBLASLt's column-major terms, the product is y^T [out, rows] = W [out, in] x^T [in, rows],
+/// The cuBLASLt descriptors of a matrix product, and the algorithm for the product if there is one.
+/// In cuBLASLt's column-major terms, the product is y^T [out, rows] = W [out, in] x^T [in, rows],
 /// where W is marked as transposed.
 class Plan {
  public:
@@ -86,8 +87,8 @@ class Plan {
     if (has_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.y_type));
     if (has_gelu) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.out);
 
-    // The heuristic reads the alignment of these addresses. Real addresses may be better aligned by
-    // chance, which must not influence its choice.
+    // The heuristic reads the alignment of these addresses. By chance, the real addresses may have
+    // a higher alignment, which must not influence the heuristic's choice.
     LinearProduct aligned = p;
     void* const least = reinterpret_cast<void*>(uintptr_t{product_vector_alignment});
     if (has_bias) aligned.bias = least;
@@ -96,8 +97,8 @@ class Plan {
     choose();
   }
 
-  /// Runs the product with tensors of the same shapes as those of the constructor. Returns false if
-  /// there is no algorithm.
+  /// Runs the product. The tensors must have the same shapes as in the constructor's argument.
+  /// Returns false if there is no algorithm.
   bool run(const LinearProduct& p, cudaStream_t stream) {
     if (!algorithm_) return false;
     set_addresses(p);
@@ -131,10 +132,10 @@ class Plan {
             "cublasLtMatmulPreferenceSetAttribute");
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size_t{32} << 20);
-    // If the algorithm splits the product, the parts are added in float32.
+    // If the algorithm splits the product, require it to add the parts in float32.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
            static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-    // LinearProduct requires this alignment of its pointers.
+    // Promise the alignment that LinearProduct requires of its pointers.
     for (const auto what :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
@@ -166,9 +167,9 @@ bool linear_product_cuda(const LinearProduct& p, cudaStream_t stream) {
                 p.bias != nullptr,
                 p.residual != nullptr,
                 p.before != nullptr};
-  // Plans hold the addresses of their last product, so threads do not share them.
+  // A plan holds the addresses of the last product that it ran, so threads do not share plans.
   thread_local std::map<Key, Plan> plans;
-  constexpr size_t most_plans = 256;  // prompts of ever new lengths would add plans without end
+  constexpr size_t most_plans = 256;  // a limit, since each new prompt length adds a plan
   if (plans.size() == most_plans && !plans.contains(key)) plans.clear();
   const auto known = plans.find(key);
   Plan& plan = known != plans.end() ? known->second : plans.emplace(key, p).first->second;

@@ -1,5 +1,5 @@
-// Linear layers by cuBLASLt, which applies bias, GELU and residual in the epilogue of the matrix
-// product.
+// Declares linear layers that run on cuBLASLt. cuBLASLt applies bias, GELU and residual in the
+// epilogue of the matrix product.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,9 +9,10 @@
 namespace lathe {
 
 /// Queues a matrix product on a stream. Returns false and writes nothing if cuBLASLt has no
-/// algorithm for it; throws Exit::internal for other errors. cuBLASLt's heuristic chooses the
-/// algorithm by shapes and types, and not by addresses or timing. The algorithm and the bits of the
-/// result are therefore always the same for one kind of GPU and one version of cuBLASLt.
+/// algorithm for the product. Throws Exit::internal for other errors. cuBLASLt's heuristic chooses
+/// the algorithm by shapes and types, and not by addresses or timing. With the same kind of GPU and
+/// version of cuBLASLt, repeated calls therefore use the same algorithm and give bitwise equal
+/// results.
 bool linear_product_cuda(const LinearProduct& product, cudaStream_t stream);
 
 }  // namespace lathe

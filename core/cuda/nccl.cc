@@ -1,5 +1,5 @@
-// The only file that includes c10d's NCCL backend. ProcessGroupNCCL.hpp is empty unless
-// USE_C10D_NCCL is defined.
+// Implements the functions of nccl.h. This is the only file that includes c10d's NCCL backend.
+// ProcessGroupNCCL.hpp is empty unless USE_C10D_NCCL is defined.
 #define USE_C10D_NCCL
 #include "core/cuda/nccl.h"
 
@@ -7,8 +7,8 @@
 #include <nccl.h>
 #endif
 
-// c10d's options hold a struct of NCCL's, so the header must be of the version that LibTorch 2.11
-// was built with.
+// c10d's options contain a struct of NCCL, so NCCL's header must have the version with which
+// LibTorch 2.11 was built.
 #if defined(NCCL_VERSION_CODE) && NCCL_MAJOR == 2 && NCCL_MINOR == 28
 #include <chrono>
 #include <cstdlib>

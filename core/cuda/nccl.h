@@ -1,12 +1,12 @@
-// NCCL through PyTorch's c10d, if the build found NCCL's header.
+// Provides NCCL through PyTorch's c10d, if the build found NCCL's header.
 #pragma once
 
 #include "core/device.h"
 
 namespace lathe {
 
-/// The value of CudaApi::make_nccl: a function, or null if the build did not find the header of the
-/// NCCL version that LibTorch uses.
+/// Holds the value of CudaApi::make_nccl: a function; null if the build did not find the header of
+/// the NCCL version that LibTorch uses.
 extern decltype(CudaApi::make_nccl) const nccl_maker;
 
 }  // namespace lathe

@@ -2,8 +2,8 @@
 
 #include <xxhash.h>
 
-#include <algorithm>
 #include <cstdio>
+#include <span>
 
 #include "core/io/file.h"
 
@@ -36,17 +36,13 @@ Digest digest(std::string_view text) {
 
 std::string file_checksum(const std::filesystem::path& path,
                           const std::function<void(uint64_t)>& show) {
-  const MappedFile file(path, Exit::io);
   Checksum sum;
-  // Read small parts and release each after use, so that a large file does not count as this
-  // process's memory.
-  constexpr size_t part = size_t{16} << 20;
-  for (size_t at = 0; at < file.bytes().size(); at += part) {
-    const auto bytes = file.bytes().subspan(at, std::min(part, file.bytes().size() - at));
+  uint64_t read = 0;
+  read_in_parts(path, Exit::io, size_t{4} << 20, [&](std::span<const std::byte> bytes) {
     sum.update(bytes.data(), bytes.size());
-    file.release(bytes);
-    if (show) show(at + bytes.size());
-  }
+    read += bytes.size();
+    if (show) show(read);
+  });
   return sum.hex();
 }
 

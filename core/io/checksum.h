@@ -1,5 +1,5 @@
-// XXH3, 64 bits (xxHash): detects bytes that differ from those written. It does not protect against
-// an attacker.
+// Declares checksums with 64 bits: XXH3 of the library xxHash. They detect bytes that differ from
+// the bytes that were written. They do not protect against an attacker.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ class Checksum {
   ~Checksum();
   Checksum(Checksum&&) noexcept;
   Checksum& operator=(Checksum&&) noexcept;
-  /// Appends bytes to those that were added before.
+  /// Appends bytes to the sequence of which the checksum is computed.
   void update(const void* data, size_t bytes);
   /// Returns the checksum of all bytes so far as 16 hexadecimal digits.
   std::string hex() const;
@@ -29,12 +29,12 @@ class Checksum {
   std::unique_ptr<State> state_;
 };
 
-/// The XXH3 hash of 128 bits: it identifies equal texts without storing them.
+/// An XXH3 hash with 128 bits. Comparing digests finds equal texts without storing the texts.
 struct Digest {
   uint64_t high = 0, low = 0;
   bool operator==(const Digest&) const = default;
 };
-/// A hash for tables keyed by a Digest.
+/// A hash function for tables whose keys are digests.
 struct DigestHash {
   size_t operator()(const Digest& d) const { return d.low; }
 };
@@ -42,7 +42,7 @@ struct DigestHash {
 Digest digest(std::string_view text);
 
 /// Returns the checksum of a file as 16 hexadecimal digits. Calls `show` from time to time with the
-/// number of bytes read. Throws Exit::io if the file can't be read.
+/// number of bytes read so far. Throws Exit::io if the file can't be read.
 std::string file_checksum(const std::filesystem::path& path,
                           const std::function<void(uint64_t bytes)>& show = nullptr);
 

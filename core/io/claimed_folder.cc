@@ -30,8 +30,8 @@ ClaimedFolder::~ClaimedFolder() {
 }
 
 void ClaimedFolder::lock(const std::string& command, const fs::path& out) {
-  // The previous holder may remove the folder or the lock file between two of these calls, so they
-  // are repeated.
+  // The process that held the lock before may remove the folder or the lock file between two of
+  // these calls. In that case, repeat the calls.
   constexpr int most_tries = 100;
   for (int tries = 1;; ++tries) {
     make_folders(folder_);
@@ -54,7 +54,8 @@ void ClaimedFolder::lock(const std::string& command, const fs::path& out) {
 
 void ClaimedFolder::remove_created() const {
   std::error_code error;
-  for (const fs::path& folder : created_) fs::remove(folder, error);  // only if empty
+  // Folders that are not empty stay, since fs::remove() fails for them.
+  for (const fs::path& folder : created_) fs::remove(folder, error);
 }
 
 }  // namespace lathe

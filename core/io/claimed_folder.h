@@ -1,4 +1,4 @@
-// A folder that only one command at a time can write to.
+// Declares a lock with which only one command at a time can write to a folder.
 #pragma once
 
 #include <optional>
@@ -9,17 +9,17 @@
 
 namespace lathe {
 
-/// Locks a folder for a command that writes to it. The destructor removes what the constructor
-/// created: the lock file, and the folder with its parents if they were missing and are still
-/// empty.
+/// Locks a folder for a command that writes to it. The destructor removes the lock file. It also
+/// removes the folder and its parents if the constructor created them and they are still empty.
 class ClaimedFolder {
  public:
-  /// The lock file. A process that is killed leaves it behind, and the next command removes it.
+  /// The lock file. A process that is killed leaves the lock file behind. The next command that
+  /// writes to the folder removes the file.
   static constexpr const char* lock_name = ".unfinished-lock";
 
-  /// Creates the folder if it is missing, and locks it. Throws Exit::busy if another process holds
-  /// it. The message shows `out`, the user's --out, in place of `folder`, and states that another
-  /// `command` writes there.
+  /// Creates the folder if it is missing, and locks it. Throws Exit::busy if another process has
+  /// locked the folder. The message states that another `command` writes to `out`, which is the
+  /// user's --out. It does not show `folder`.
   ClaimedFolder(const fs::path& folder, const std::string& command, const fs::path& out);
   /// Does the same for the folder `out`.
   ClaimedFolder(const fs::path& out, const std::string& command)
@@ -33,7 +33,7 @@ class ClaimedFolder {
   void remove_created() const;
 
   fs::path folder_;
-  std::vector<fs::path> created_;  // folders that were missing, the deepest first
+  std::vector<fs::path> created_;  // folders that the constructor created, the deepest first
   std::optional<FolderLock> lock_;
 };
 

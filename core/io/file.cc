@@ -55,8 +55,8 @@ namespace {
 /// signal interrupts the call, so the call is not repeated.
 bool closes(int fd) { return file_calls.close(fd) == 0 || errno == EINTR; }
 
-/// A descriptor of a regular file and its size. Opening never blocks: a pipe is an error, even if
-/// nothing writes to it.
+/// A descriptor of a regular file, and the size of the file. Opening never blocks: it fails for a
+/// pipe, even for one that nothing writes to.
 struct Readable {
   int fd = -1;
   size_t size = 0;
@@ -73,12 +73,26 @@ struct Readable {
     size = static_cast<size_t>(s.st_size);
   }
   ~Readable() { ::close(fd); }
+
+  /// Reads the next `bytes` bytes, or those up to the end of the file. Returns their number.
+  size_t read(const fs::path& path, Exit code, void* to, size_t bytes) const {
+    size_t got = 0;
+    while (got < bytes) {
+      const ssize_t n =
+          retry_interrupted([&] { return ::read(fd, static_cast<char*>(to) + got, bytes - got); });
+      if (n < 0) io_error("read", path, code);
+      if (n == 0) break;
+      got += static_cast<size_t>(n);
+    }
+    return got;
+  }
+
   Readable(const Readable&) = delete;
   Readable& operator=(const Readable&) = delete;
 };
 
-/// Opens a regular file for writing without blocking. Throws FileError if that fails; an error of
-/// the system names `shown` unless it is empty.
+/// Opens a regular file for writing without blocking. Throws FileError if that fails. If `shown` is
+/// not empty, an error that the system reports names `shown` in place of `path`.
 int open_to_write(const fs::path& path, int flags, const fs::path& shown = {}) {
   const int fd = retry_interrupted(
       [&] { return file_calls.open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode_t{0644}); });
@@ -111,11 +125,13 @@ std::string advice(int number) {
   return number == EIO ? "; check the disk and run the same command again" : "";
 }
 
-/// A mapping in use, in plain arrays, which the SIGBUS handler can read at any moment.
+/// Describes a mapping that is in use. Its members are atomic values and plain arrays, which the
+/// SIGBUS handler can read at any moment.
 struct MapSlot {
   std::atomic<const std::byte*> begin{nullptr};
   std::atomic<size_t> size{0};
-  std::atomic<bool> is_scratch{false};  // it is of a scratch file in the folder `path`
+  std::atomic<bool> is_scratch{false};  // true: the mapping is of a scratch file in the folder
+                                        // `path`; false: of the file `path`
   std::array<char, 512> path{};
 };
 std::array<MapSlot, 256> map_slots;
@@ -146,7 +162,8 @@ void on_bus_error(int, siginfo_t* info, void*) {
     }
   }
 
-  // The address is in no mapping of a file: end the process as without this handler.
+  // The address is not in a registered mapping. End the process as if this handler were not
+  // installed.
   signal(SIGBUS, SIG_DFL);
   raise(SIGBUS);
 }
@@ -172,7 +189,7 @@ int register_mapping(const fs::path& path, const std::byte* data, size_t size,
     slot.begin = data;
     return static_cast<int>(i);
   }
-  return -1;  // a truncated file then ends the process with the plain signal
+  return -1;  // if such a file is truncated, SIGBUS ends the process without a message
 }
 
 void free_slot(int slot) {
@@ -214,7 +231,8 @@ void OutputFile::write(const void* data, size_t bytes) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t n = retry_interrupted([&] { return file_calls.write(fd_, at, bytes); });
-    // O_DIRECT refuses a write that does not consist of complete pages, as after a short write.
+    // O_DIRECT refuses a write that does not consist of complete pages. A short write leaves such a
+    // remainder.
     if (n < 0 && errno == EINVAL && (fcntl(fd_, F_GETFL) & O_DIRECT) != 0) {
       bypass_cache(false);
       continue;
@@ -301,16 +319,21 @@ std::string read_file(const fs::path& path, Exit code, uint64_t limit) {
     fail(code, path.string(), " has ", file.size, " bytes, more than the limit of ", limit,
          " bytes for this kind of file");
   std::string text(file.size, '\0');
-  size_t got = 0;
-  while (got < text.size()) {
-    const ssize_t n =
-        retry_interrupted([&] { return ::read(file.fd, text.data() + got, text.size() - got); });
-    if (n < 0) io_error("read", path, code);
-    if (n == 0) break;
-    got += static_cast<size_t>(n);
-  }
-  text.resize(got);
+  text.resize(file.read(path, code, text.data(), text.size()));
   return text;
+}
+
+void read_in_parts(const fs::path& path, Exit code, size_t part,
+                   const std::function<void(std::span<const std::byte>)>& use) {
+  const Readable file(path, code);
+  ::posix_fadvise(file.fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+  std::vector<std::byte> memory(std::min(part, file.size));
+  for (size_t left = file.size; left > 0;) {
+    const size_t n = file.read(path, code, memory.data(), std::min(memory.size(), left));
+    if (n == 0) return;
+    use({memory.data(), n});
+    left -= n;
+  }
 }
 
 bool make_folders(const fs::path& folder_) {

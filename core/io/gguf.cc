@@ -10,7 +10,7 @@ namespace {
 constexpr uint64_t alignment = 32;
 uint64_t aligned(uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
-/// The numbers of the format's value types.
+/// The numbers with which GGUF files denote the types of metadata values.
 enum ValueType : uint32_t {
   type_u32 = 4,
   type_i32 = 5,
@@ -27,13 +27,13 @@ const GGUFType& type_of(const TensorEntry& tensor) {
   return *type;
 }
 
-/// Returns the number of bytes of a tensor in the file, without padding.
+/// Returns the number of bytes that a tensor takes in the file, without padding.
 uint64_t bytes_of(const TensorEntry& tensor) {
   const GGUFType& type = type_of(tensor);
   return static_cast<uint64_t>(tensor.numel() / type.elements) * type.bytes;
 }
 
-/// Encodes the header in memory.
+/// Encodes the header of a GGUF file in memory.
 class Writer {
  public:
   static_assert(std::endian::native == std::endian::little);
@@ -99,12 +99,13 @@ void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
     std::visit([&](const auto& x) { head.put(x); }, value);
   }
 
-  // The offsets of tensors count from the start of the data, and are multiples of the alignment.
+  // The offsets of tensors count from the beginning of the data, and are multiples of the
+  // alignment.
   uint64_t offset = 0;
   for (const TensorEntry& t : tensors) {
     head.text(t.name);
     head.number(static_cast<uint32_t>(t.shape.size()));
-    // GGUF lists sizes innermost first.
+    // GGUF lists the sizes of a tensor in reverse, the innermost size first.
     for (auto size = t.shape.rbegin(); size != t.shape.rend(); ++size)
       head.number(static_cast<uint64_t>(*size));
     head.number(type_of(t).number);

@@ -15,10 +15,11 @@ namespace lathe {
 namespace {
 
 constexpr std::string_view magic = "GGUF";
-// An untrusted file can claim anything. These limits bound the memory of its parsed header.
+// The header of an untrusted file can claim any number of entries. These limits bound the memory
+// that the parsed header takes.
 constexpr size_t most_header = size_t{1} << 30;
 constexpr uint64_t most_values = uint64_t{1} << 25, most_dimensions = 4;
-constexpr int most_depth = 4;  // of nested lists
+constexpr int most_depth = 4;  // the largest depth of nested lists
 constexpr auto most_bytes = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
 
 /// Reads the header sequentially. Each read is checked against the end of the file.
@@ -40,10 +41,11 @@ class HeaderReader {
     const auto taken = take(number<uint64_t>());
     return {reinterpret_cast<const char*>(taken.data()), taken.size()};
   }
-  /// Returns a value of the metadata. `type`: the number of the value's type in the format.
+  /// Reads the metadata value of `key`. `type` is the number that denotes the value's type in the
+  /// file; `depth` is the number of lists that contain the value.
   Json value(uint32_t type, const std::string& key, int depth = 0);
-  /// Registers `count` entries that the header claims to have, each of which takes at least `bytes`
-  /// bytes. Fails if the header is too short for them, or has too many values.
+  /// Registers `count` entries that the header claims to have. Each takes at least `bytes` bytes.
+  /// Fails if the header is too short for these entries, or has too many values.
   void expect(uint64_t count, uint64_t bytes) {
     values_ += std::min(count, most_values);
     if (count > (bytes_.size() - at_) / bytes) cut();
@@ -104,7 +106,7 @@ Json HeaderReader::value(uint32_t type, const std::string& key, int depth) {
 void check_version(HeaderReader& in) {
   const std::string& file = in.file();
   const auto version = in.number<uint32_t>();
-  // Version 3 in big-endian order has its number in the highest byte.
+  // In a big-endian file of version 3, the version is in the highest byte of the number.
   if (version != 0 && (version & 0xFFFF) == 0)
     fail(Exit::checkpoint, file, " is in big-endian order; this build reads little-endian files");
   if (version != 2 && version != 3)
@@ -112,7 +114,8 @@ void check_version(HeaderReader& in) {
          ", but this build reads only versions 2 and 3; convert it with llama.cpp");
 }
 
-/// Reads a tensor's description. Returns the entry without its bytes, and the offset of its bytes.
+/// Reads a tensor's description. Returns an entry that does not have its bytes yet, and the offset
+/// of these bytes.
 std::pair<TensorEntry, uint64_t> read_info(HeaderReader& in) {
   TensorEntry entry{.name = in.text(), .dtype = {}, .shape = {}, .bytes = {}};
   const std::string where = str(in.file(), ": tensor \"", entry.name, "\"");
@@ -127,9 +130,10 @@ std::pair<TensorEntry, uint64_t> read_info(HeaderReader& in) {
     // With at most 2^60 elements, the number of bytes can't overflow. Sizes of 0 are skipped, so
     // that the product of the other sizes can't overflow either.
     if (size > most_bytes / 8 || (size != 0 && elements > most_bytes / 8 / size))
-      fail(Exit::checkpoint, where, ": a shape that is too large");
+      fail(Exit::checkpoint, where, ": its shape is too large");
     elements *= std::max<uint64_t>(size, 1);
-    entry.shape.insert(entry.shape.begin(), static_cast<int64_t>(size));  // innermost first
+    // The file lists the innermost size first.
+    entry.shape.insert(entry.shape.begin(), static_cast<int64_t>(size));
   }
 
   const auto number = in.number<uint32_t>();
@@ -165,14 +169,14 @@ GGUFFile::GGUFFile(const fs::path& path) : file_(path, Exit::checkpoint) {
     fail(Exit::checkpoint, name, " is not a GGUF file: it does not begin with ", magic);
 
   HeaderReader in(bytes, name);
-  in.number<uint32_t>();  // the magic
+  in.number<uint32_t>();  // skip the magic number
   check_version(in);
 
   const auto tensor_count = in.number<uint64_t>(), key_count = in.number<uint64_t>();
-  in.expect(key_count, 13);     // at least a length, a type and one byte each
-  in.expect(tensor_count, 24);  // at least a length, the number of dimensions, a type and an offset
+  in.expect(key_count, 13);     // a key takes at least a length, a type and one byte
+  in.expect(tensor_count, 24);  // at least a length, the number of dimensions, a type, an offset
   auto& entries = metadata_.get_ref<Json::object_t&>();
-  entries.reserve(key_count);  // a vector of pairs, which would be copied as it grows
+  entries.reserve(key_count);  // a vector of pairs, which would be copied when it grows
   for (uint64_t i = 0; i < key_count; ++i) {
     const std::string key = in.text();
     if (!keys_.emplace(key, entries.size()).second)

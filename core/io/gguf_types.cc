@@ -1,5 +1,7 @@
-// Products of a float16 scale, a scale of at most 8 bits and a quantized number fit in float32's 24
-// bits, so the order of multiplications has no effect on the values that are read.
+// Reads and writes the blocks of GGUF files. A value is the product of a float16 scale and a
+// quantized number. In some types, a scale of at most 8 bits is another factor. Such a product fits
+// in the 24 bits of a float32 mantissa, so the order of the multiplications does not change the
+// values.
 #include "core/io/gguf_types.h"
 
 #include <algorithm>
@@ -11,7 +13,7 @@
 namespace lathe {
 namespace {
 
-constexpr size_t scale_bytes = 12;  // of the scales and minima of a block of Q4_K or Q5_K
+constexpr size_t scale_bytes = 12;  // bytes of the scales and minima in a block of Q4_K or Q5_K
 
 uint32_t byte_at(const std::byte* block, size_t i) { return std::to_integer<uint32_t>(block[i]); }
 
@@ -34,12 +36,13 @@ float half_at(const std::byte* block, size_t i) {
                               fraction << 13);
 }
 
-/// Returns the float16 nearest to a finite number, ties to even; infinity beyond the range.
+/// Returns the float16 nearest to a finite number; ties round to even. Returns infinity for a
+/// number beyond the range of float16.
 uint16_t to_half(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
   uint32_t half = 0;
-  if (magnitude < uint32_t{113} << 23) {  // below 2^-14: a multiple of 2^-24
+  if (magnitude < uint32_t{113} << 23) {  // below 2^-14: the result is a multiple of 2^-24
     half = static_cast<uint32_t>(std::nearbyint(std::ldexp(std::fabs(x), 24)));
   } else {
     half = (magnitude - (uint32_t{112} << 23) + 0xFFF + (magnitude >> 13 & 1)) >> 13;
@@ -56,7 +59,8 @@ bool put_scale(float scale, std::byte* block) {
   return (half & 0x7FFF) < 0x7C00;
 }
 
-/// Returns number i of 32 numbers of 4 bits: the low halves of 16 bytes, then the high ones.
+/// Returns number i of 32 numbers of 4 bits. The numbers are stored in the low halves of 16 bytes,
+/// then in the high halves.
 int nibble(const std::byte* bytes, size_t i) {
   return static_cast<int>(byte_at(bytes, i % 16) >> (i < 16 ? 0 : 4) & 15);
 }
@@ -78,8 +82,8 @@ void read_q4_1(const std::byte* block, float* values) {
     values[i] = scale * static_cast<float>(nibble(block + 4, i)) + least;
 }
 
-/// Returns number i of 32 numbers of 5 bits. The first 4 bytes have the highest bit of each number;
-/// then follow the low 4 bits of each.
+/// Returns number i of 32 numbers of 5 bits. The first 4 bytes hold the highest bits of the
+/// numbers; the next 16 bytes hold the low 4 bits of each number.
 int five_bits(const std::byte* bytes, size_t i) {
   return nibble(bytes + 4, i) | static_cast<int>(load_at<uint32_t>(bytes, 0) >> i & 1) << 4;
 }
@@ -107,11 +111,12 @@ struct Group {
   float scale, offset;
 };
 
-/// Returns group i of a block of Q4_K or Q5_K. The block begins with two float16 factors; 12 bytes
-/// with 8 scales and 8 offsets of 6 bits follow. Scale i < 4 is the low bits of byte i, and offset
-/// i < 4 is the low bits of byte 4 + i. For i >= 4, byte 4 + i has the low 4 bits of scale i in its
-/// low half and those of offset i in its high half; their upper 2 bits are the highest bits of
-/// bytes i - 4 and i.
+/// Returns group i of a block of Q4_K or Q5_K. The block begins with two float16 factors. The next
+/// 12 bytes hold 8 scales and 8 offsets of 6 bits each. For i < 4, scale i is in the low 6 bits of
+/// byte i, and offset i is in the low 6 bits of byte 4 + i. For i >= 4, the low half of byte 4 + i
+/// holds the low 4 bits of scale i, and its high half holds the low 4 bits of offset i. The upper 2
+/// bits of scale i are the highest bits of byte i - 4, and the upper 2 bits of offset i are the
+/// highest bits of byte i.
 Group group_of(const std::byte* block, size_t i) {
   const std::byte* packed = block + 4;
   const auto six_bits = [&](size_t first, uint32_t shift) {
@@ -146,9 +151,10 @@ void read_q5_k(const std::byte* block, float* values) {
   }
 }
 
-/// Reads a block of Q6_K. Each half of the block has four groups of 32 numbers: two in the low
-/// halves of 64 bytes, then two in their high halves. The upper 2 bits of each number are stored
-/// separately.
+/// Reads a block of Q6_K. Each half of the block has four groups of 32 numbers. The low 4 bits of
+/// the numbers are in 64 bytes. The low halves of these bytes hold the low 4 bits of the first two
+/// groups, and the high halves hold the low 4 bits of the last two groups. The upper 2 bits of each
+/// number are stored separately.
 void read_q6_k(const std::byte* block, float* values) {
   const std::byte *low = block, *high = block + 128, *scales = block + 192;
   const float scale = half_at(block, 208);
@@ -161,7 +167,7 @@ void read_q6_k(const std::byte* block, float* values) {
   }
 }
 
-/// Returns 1 / scale, or 0 if that is not finite. Such a small scale is 0 in float16.
+/// Returns 1 / scale. Returns 0 if 1 / scale is not finite; such a small scale is 0 in float16.
 float inverse_of(float scale) {
   const float inverse = 1 / scale;
   return std::isfinite(inverse) ? inverse : 0;
@@ -179,12 +185,13 @@ bool write_q8_0(const float* values, std::byte* block) {
 }
 
 bool write_q4_0(const float* values, std::byte* block) {
-  // The number with the largest magnitude, or the first of several, becomes -8 times the scale.
+  // The number with the largest magnitude becomes -8 times the scale. If several numbers have this
+  // magnitude, the first one does.
   const float* extreme = std::max_element(
       values, values + 32, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
   const float scale = *extreme / -8, inverse = inverse_of(scale);
   const auto quantized = [&](float x) {
-    // Round to float32 before the addition. A fused multiply-add would not do that.
+    // Round the product to float32 before the addition, which a fused multiply-add would not do.
     const auto product = static_cast<float>(static_cast<double>(x) * inverse);
     return static_cast<uint8_t>(std::min(static_cast<int>(product + 8.5F), 15));
   };
@@ -194,7 +201,7 @@ bool write_q4_0(const float* values, std::byte* block) {
 }
 
 constexpr std::array<GGUFType, 11> types{{
-    // name, number, of_file, elements, bytes, read, write
+    // The members of each type: name, number, of_file, elements, bytes, read, write.
     {"F32", 0, 0, 1, 4, read_f32, nullptr},
     {"F16", 1, 1, 1, 2, read_f16, nullptr},
     {"BF16", 30, 32, 1, 2, read_bf16, nullptr},

@@ -21,13 +21,13 @@ struct InputStream::State {
   int fd = -1;
   bool owned = false, at_end = false;
   uint64_t consumed = 0;
-  std::string packed;  // bytes of the file; those from `at` on are not used yet
+  std::string packed;  // bytes of the file; the bytes at position `at` and later are not used yet
   size_t at = 0;
   Form form = Form::plain;
   z_stream gzip{};
   ZSTD_DStream* zstd = nullptr;
-  bool within = false;  // inside a gzip member or Zstandard frame that has not ended
-  // The last output filled its buffer, so more may be waiting in the decoder.
+  bool within = false;  // whether the position is inside a gzip member or Zstandard frame
+  // Whether the last output filled its buffer. If so, the decoder may hold more output.
   bool full = false;
 
   explicit State(const std::string& name) : path(name) {}
@@ -38,7 +38,7 @@ struct InputStream::State {
   }
   State(const State&) = delete;
 
-  /// Reads more of the file; returns false at its end.
+  /// Reads more of the file. Returns false at the end of the file.
   bool fill() {
     if (at_end) return false;
     packed.erase(0, at);
@@ -60,7 +60,7 @@ struct InputStream::State {
     const auto starts = [&](const char* magic, size_t n) {
       return left() >= n && std::memcmp(packed.data(), magic, n) == 0;
     };
-    // pzstd begins its files with a frame that decoders skip (RFC 8878, 3.1.2).
+    // The program pzstd begins its files with a frame that decoders skip (RFC 8878, 3.1.2).
     const bool is_skippable = starts("\x50\x2a\x4d\x18", 4);
     if (starts("\x1f\x8b", 2)) {
       form = Form::gzip;
@@ -99,7 +99,7 @@ struct InputStream::State {
           damaged(gzip.msg != nullptr ? gzip.msg : "no gzip data");
         at = packed.size() - gzip.avail_in;
         made = most - gzip.avail_out;
-        // Another member may follow, whose text belongs to the same stream.
+        // Another gzip member may follow. Its text belongs to the same stream.
         if (code == Z_STREAM_END) {
           within = false;
           inflateReset(&gzip);
@@ -114,7 +114,8 @@ struct InputStream::State {
         if (code == 0) within = false;
       }
 
-      // Input without output, such as a header, is not the end of the stream: continue.
+      // Some input, such as a header, gives no output. That is not the end of the stream, so
+      // continue.
       full = made == most;
       if (made > 0) return made;
     }

@@ -1,4 +1,5 @@
-// Files that are read from beginning to end, compressed or not, and standard input.
+// Declares InputStream, which reads standard input or a file from beginning to end. Compressed data
+// are decompressed.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +10,12 @@
 
 namespace lathe {
 
-/// A regular file, or standard input ("-"), as bytes in order. gzip (RFC 1952) and Zstandard (RFC
-/// 8878) are recognized by their first bytes, whatever the name, and decompressed; consecutive gzip
-/// members or Zstandard frames are read as one text. Memory use does not grow with the file. The
-/// constructor throws Exit::data with the path if the file can't be opened or is not a regular
-/// file; read() throws the same error if reading fails, or if compressed data are damaged, cut
-/// short or followed by anything else.
+/// Reads a regular file, or standard input if the path is "-", as a sequence of bytes. gzip (RFC
+/// 1952) and Zstandard (RFC 8878) data are recognized by their first bytes, whatever the name of
+/// the file, and decompressed. Consecutive gzip members or Zstandard frames are read as one text.
+/// Memory use does not grow with the size of the file. The constructor throws Exit::data with the
+/// path if the file can't be opened or is not a regular file. read() throws Exit::data with the
+/// path if reading fails, or if compressed data are damaged, cut short or followed by other bytes.
 class InputStream {
  public:
   explicit InputStream(const std::string& path);
@@ -22,7 +23,8 @@ class InputStream {
   InputStream(const InputStream&) = delete;
   InputStream& operator=(const InputStream&) = delete;
 
-  /// Appends up to `most` bytes to `out`. At the end, appends nothing and returns false.
+  /// Appends up to `most` bytes to `out`. At the end of the stream, appends nothing and returns
+  /// false.
   bool read(std::string& out, size_t most);
   /// Returns the number of bytes that were read from the file so far, counted before decompression.
   uint64_t consumed() const;

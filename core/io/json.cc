@@ -11,9 +11,9 @@ namespace {
 
 constexpr size_t max_values = 10'000'000;
 
-/// Builds the document from the parser's events. The library's own builder searches all earlier
-/// keys of an object for each new one. This builder appends the key, and a set detects keys that
-/// occur twice.
+/// Builds the document from the parser's events. The library's builder would search all earlier
+/// keys of an object for each new key. This builder appends the key, and detects keys that occur
+/// twice with a set.
 class Builder {
  public:
   Builder(const std::string& where, Exit code, size_t depth)
@@ -46,7 +46,7 @@ class Builder {
 
  private:
   struct Level {
-    Json* node;  // its address is stable: its parent does not grow while it is open
+    Json* node;  // its address is stable, since its parent does not grow while this level is open
     std::unordered_set<std::string> keys;
   };
 
@@ -90,7 +90,7 @@ const Json* member(const Json& json, const char* key) {
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& where, Exit code, size_t depth) {
-  // The library would treat a NUL as the end of the text and ignore what follows.
+  // The library would treat a NUL as the end of the text and ignore the bytes after it.
   if (const auto at = text.find('\0'); at != std::string_view::npos)
     fail(code, where, ": byte ", at, " is NUL, which JSON does not allow");
   Builder builder(where, code, depth);

@@ -27,7 +27,8 @@ namespace {
 
 bool progress_shown = false;
 
-/// Forwards text as printable(). An incomplete character waits for its remaining bytes.
+/// Passes text through printable() and forwards the result to another buffer. The bytes of an
+/// incomplete UTF-8 character wait until the character is complete.
 class PrintableBuffer final : public std::streambuf {
  public:
   explicit PrintableBuffer(std::streambuf* to) : to_(to) {}
@@ -58,12 +59,13 @@ class PrintableBuffer final : public std::streambuf {
   std::string waiting_;
 };
 
-/// Writes plain lines. A progress line on the terminal is cleared first.
+/// Writes log lines to the console. If the terminal shows a progress line, clears it first.
 class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   void show_progress(const std::string& line) {
     std::lock_guard lock(mutex_);
-    // Overwrite the last line, then clear what remains of it: clearing first would flicker.
+    // Overwrite the last progress line, then clear what remains of it. If the line were cleared
+    // first, it would flicker.
     std::fprintf(stdout, "\r%s\033[K", line.c_str());
     std::fflush(stdout);
     progress_shown = true;
@@ -82,7 +84,8 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
       progress_shown = false;
     }
 
-    // Flush the other stream first, so that lines keep their order where both go to one terminal.
+    // Flush the other stream first, so that lines keep their order if both streams go to one
+    // terminal.
     const bool problem = message.level >= spdlog::level::warn;
     FILE* out = problem ? stderr : stdout;
     std::fflush(problem ? stdout : stderr);
@@ -91,7 +94,8 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
                is_error = message.level > spdlog::level::warn;
     const bool is_colored = is_terminal && wants_color();
 
-    // One write per line: standard error is unbuffered, and the processes of a run may share it.
+    // Write a line with a single call, since standard error is unbuffered and the processes of a
+    // run may share it.
     std::string shown;
     if (problem) {
       const char* color = is_error ? "\033[31m" : "\033[33m";
@@ -100,14 +104,14 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
       if (is_colored) shown += "\033[39m";
     }
 
-    // Only a terminal acts on control characters; a file or pipe gets every byte.
+    // Only a terminal interprets control characters, so a file or pipe gets every byte.
     const std::string_view line(message.payload.data(), message.payload.size());
     shown += is_terminal ? printable(line) : line;
     shown += '\n';
     std::fwrite(shown.data(), 1, shown.size(), out);
 
-    // A closed or full stream must not end the run: count the lost line, and try again with the
-    // next one.
+    // A closed or full stream must not end the run. Count the lost line, and try again with the
+    // next line.
     if (std::fflush(out) != 0 || std::ferror(out) != 0) {
       ++dropped;
       std::clearerr(out);
@@ -122,8 +126,9 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
 struct Log {
   std::shared_ptr<ConsoleSink> console = std::make_shared<ConsoleSink>();
   spdlog::logger logger{"lathe", console};
-  std::mutex mutex;                                        // for log() and set_log_prefix()
-  std::vector<std::pair<Level, std::string>> before_file;  // logged before log.txt was open
+  std::mutex mutex;                                        // held by log() and set_log_prefix()
+  std::vector<std::pair<Level, std::string>> before_file;  // lines that were logged before log.txt
+                                                           // was opened
   std::string prefix;
   bool has_file = false;
   bool has_failed = false;
@@ -200,13 +205,13 @@ void open_standard_streams() {
 void set_console_level(Level level) { instance().console->set_level(level_of(level)); }
 
 void open_log_file(const std::string& path) {
-  // OutputFile refuses a pipe without a reader, on which spdlog would block.
+  // If the path is a pipe without a reader, spdlog would block. OutputFile fails instead.
   OutputFile(path, OutputFile::Open::append).close();
   try {
     auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
     file->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
     auto& log = instance();
-    log.logger.sinks().resize(1);  // a second run in one process gets its own file
+    log.logger.sinks().resize(1);  // a second run in one process gets another file
     log.logger.sinks().push_back(file);
     log.logger.flush_on(spdlog::level::info);
     for (const auto& [level, message] : log.before_file) {

@@ -31,7 +31,7 @@ std::string bar_line(const std::string& what, double share, const std::vector<st
   share = std::isfinite(share) ? std::clamp(share, 0.0, 1.0) : 0;
   const std::string percent = format("%3.0f%%", std::floor(100 * share));
 
-  // Colors take no columns, so widths are measured on a line without them.
+  // Color sequences take no columns, so widths are measured on a line without colors.
   const auto line = [&](size_t bar, size_t n_facts, bool with_eta, bool painted) {
     const auto filled = static_cast<size_t>(share * static_cast<double>(bar));
     std::string text = what + (what.empty() ? "" : " ");

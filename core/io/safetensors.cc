@@ -28,8 +28,8 @@ constexpr uint64_t max_header = 100'000'000;  // the format's own limit
 
 bool by_name(const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; }
 
-/// Reads an entry of the header, and checks that its shape and offsets match each other and lie
-/// within `buffer`.
+/// Reads an entry of the header, and checks that its shape matches its offsets, and that the
+/// offsets are within `buffer`.
 TensorEntry read_entry(const std::string& file, const std::string& name, const Json& json,
                        std::span<const std::byte> buffer) {
   const std::string where = str(file, ": tensor \"", name, "\"");
@@ -41,7 +41,7 @@ TensorEntry read_entry(const std::string& file, const std::string& name, const J
   if (item == 0) fail(Exit::checkpoint, where, ": unknown dtype \"", entry.dtype, "\"");
   uint64_t bytes = static_cast<uint64_t>(item);
 
-  // An untrusted header can claim any shape: refuse one whose number of bytes overflows.
+  // An untrusted header can claim any shape. Refuse a shape whose number of bytes overflows.
   const auto shape = json_get<Json>(json, "shape", where, Exit::checkpoint);
   if (!shape.is_array()) fail(Exit::checkpoint, where, ": its shape is not a list");
   for (const auto& dim : shape) {
@@ -50,7 +50,7 @@ TensorEntry read_entry(const std::string& file, const std::string& name, const J
     const auto d = dim.get<uint64_t>();
     if (d > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
         (d != 0 && bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / d)) {
-      fail(Exit::checkpoint, where, ": a shape that is too large");
+      fail(Exit::checkpoint, where, ": its shape is too large");
     }
     bytes *= d;
     entry.shape.push_back(static_cast<int64_t>(d));
@@ -121,13 +121,13 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
     offset += t.size();
   }
   std::string text = json_text(header);
-  text.append((8 - text.size() % 8) % 8, ' ');  // the data starts 8-byte aligned
+  text.append((8 - text.size() % 8) % 8, ' ');  // the data must begin at a multiple of 8 bytes
   const uint64_t length = text.size();
 
   OutputFile file(path, OutputFile::Open::create);
   LargeWrites writes(file);
   Checksum sum;
-  // Each part fits into a core's cache, so that the checksum reads it from there.
+  // A part fits into a core's cache, so that the checksum reads the part from there.
   constexpr size_t part = size_t{256} << 10;
   const auto put = [&](const void* data, size_t bytes) {
     for (size_t at = 0; at < bytes; at += part) {
@@ -177,9 +177,9 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
     }
   }
 
-  // Sorted by the addresses of their bytes, tensors must follow each other without gap or overlap,
-  // so that no byte of the file is unchecked. An empty tensor comes before a tensor with elements
-  // at the same address.
+  // Tensors must follow each other in the file without gaps or overlaps, so that every byte of the
+  // file is checked. Sort them by the addresses of their bytes to check this. At the same address,
+  // an empty tensor comes before a tensor with elements.
   std::sort(tensors_.begin(), tensors_.end(), [](const auto& a, const auto& b) {
     return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
   });
@@ -197,7 +197,7 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
     if (const auto note = metadata_.find(t.name); note != metadata_.end()) t.note = note->second;
   }
 
-  // find() searches by name.
+  // find() does a binary search by name.
   std::sort(tensors_.begin(), tensors_.end(), by_name);
 }
 

@@ -1,6 +1,6 @@
-// The safetensors format (Hugging Face, described in the safetensors repository's README): an
-// 8-byte length, a JSON header, then the tensors' bytes without gaps. Names are written in sorted
-// order, so that equal tensors give equal files.
+// Reads and writes the safetensors format (Hugging Face, described in the safetensors repository's
+// README). A file contains an 8-byte length, a JSON header, then the tensors' bytes without gaps.
+// Names are written in sorted order, so that equal tensors give equal files.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,16 @@ namespace lathe {
 /// GGUFType.
 struct TensorEntry {
   std::string name;
-  /// "F64" "F32" "F16" "BF16" "F8_E4M3" "F8_E5M2" "I64" "I32" "I16" "I8" "U8" "BOOL"
+  /// One of "F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "I16", "I8", "U8",
+  /// "BOOL".
   std::string dtype;
   std::vector<int64_t> shape;
-  std::span<const std::byte> bytes;  ///< contiguous, row-major, little-endian; not owned
-  /// If set, replaces `bytes`: it is called when the entry is written, and passes the bytes to
-  /// `put` in parts.
+  std::span<const std::byte> bytes;  ///< the elements: contiguous, row-major, little-endian; not
+                                     ///< owned by the entry
+  /// If set, this function is used in place of `bytes`. It is called when the entry is written, and
+  /// passes the bytes to `put` in parts.
   std::function<void(const std::function<void(std::span<const std::byte>)>& put)> stream{};
-  std::string note{};  ///< value of "__metadata__" under the tensor's name; empty: none
+  std::string note{};  ///< the value that "__metadata__" holds for the tensor's name; empty: none
 
   /// Returns the product of the sizes.
   int64_t numel() const;
@@ -43,19 +45,21 @@ int64_t safetensors_dtype_size(const std::string& dtype);
 std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> tensors,
                               const std::map<std::string, std::string>& metadata = {});
 
-/// A mapped safetensors file, fully validated: header within the file, known dtypes, shapes that
-/// fit their bytes, no gap, no overlap, nothing after the last tensor. Errors are Exit::checkpoint
-/// and name the file and the tensor.
+/// A mapped safetensors file. The constructor validates that the header is within the file, that
+/// dtypes are known, that shapes match the numbers of bytes, that there are no gaps or overlaps,
+/// and that nothing follows the last tensor. Errors have Exit::checkpoint, and name the file and
+/// the tensor.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const fs::path& path);
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  /// Returns the entry of that name, or null.
+  /// Returns the entry with that name; null if there is none.
   const TensorEntry* find(const std::string& name) const;
-  /// Returns the entry of that name. Throws an error with the name if there is none.
+  /// Returns the entry with that name. If there is none, throws an error that contains the name.
   const TensorEntry& at(const std::string& name) const;
-  /// Releases the memory of an entry's bytes; they are read again when they are needed.
+  /// Releases the memory of an entry's bytes. They are read from the file again when they are
+  /// needed.
   void release(const TensorEntry& entry) const { file_.release(entry.bytes); }
 
  private:

@@ -19,9 +19,10 @@
 namespace lathe {
 namespace {
 
-constexpr size_t page = 4096;  // direct transfers begin and end at multiples of this
+constexpr size_t page = 4096;  // transfers that bypass the page cache (O_DIRECT) begin and end at
+                               // multiples of this
 
-/// Opens an unnamed file in the folder. Returns its descriptor, or -1 with errno set.
+/// Opens an unnamed file in the folder. Returns the descriptor of the file, or -1 with errno set.
 int open_unnamed(const fs::path& folder) {
   constexpr mode_t own = 0600;
   const int fd = retry_interrupted(
@@ -29,9 +30,9 @@ int open_unnamed(const fs::path& folder) {
   const bool is_unknown = fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL);
   if (!is_unknown) return fd;
 
-  // The file system has no unnamed files (NFS, for example): create a file and remove its name as
-  // soon as it is open. A process on another machine may have the same process ID and use the same
-  // names, so several names are tried.
+  // Some file systems, such as NFS, do not support unnamed files. In that case, create a file and
+  // remove its name as soon as it is open. A process on another machine may have the same process
+  // ID and therefore use the same name, so several names are tried.
   int named = -1;
   for (int i = 0; i < 1000; ++i) {
     const fs::path path = folder / str(".lathe-scratch-", ::getpid(), "-", i);
@@ -43,8 +44,8 @@ int open_unnamed(const fs::path& folder) {
   return named;
 }
 
-/// Extends a file from `begin` to `end` bytes, and reserves their space if the file system can do
-/// that. Returns whether it succeeded.
+/// Extends a file from `begin` to `end` bytes, and reserves disk space for the new bytes if the
+/// file system can do that. Returns whether this succeeded.
 bool reserve(int fd, uint64_t begin, uint64_t end) {
   const auto first = static_cast<off_t>(begin), last = static_cast<off_t>(end);
   if (retry_interrupted([&] { return file_calls.fallocate(fd, 0, first, last - first); }) == 0)
@@ -79,8 +80,8 @@ ScratchFile::ScratchFile(const fs::path& folder, uint64_t bytes) : folder_(neare
     return;
   }
 
-  // The destructor does not run if the constructor throws, so close the file here. That must not
-  // change the errno that is reported.
+  // The destructor does not run if the constructor throws, so close the file here. Closing it must
+  // not change the errno that is reported.
   const int number = errno;
   file_calls.close(std::exchange(fd_, -1));
   errno = number;
@@ -100,7 +101,7 @@ void ScratchFile::map(std::byte* at, uint64_t offset, size_t bytes) const {
 }
 
 void ScratchFile::discard(uint64_t offset, size_t bytes) const {
-  // If the file system doesn't support this, the space is freed with the file.
+  // If the file system doesn't support freeing a part, the space is freed when the file is closed.
   file_calls.fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                        static_cast<off_t>(bytes));
 }
@@ -121,8 +122,8 @@ ScratchFile::~ScratchFile() {
 
 void ScratchFile::bypass_cache() {
   if (direct_fd_ >= 0) return;
-  // The file has no name, so it is opened again through /proc. Some file systems refuse O_DIRECT;
-  // transfers then use the page cache.
+  // The file has no name, so it is opened again through /proc. If the file system refuses O_DIRECT,
+  // transfers use the page cache.
   const std::string path = str("/proc/self/fd/", fd_);
   direct_fd_ = retry_interrupted(
       [&] { return file_calls.open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC, 0); });
@@ -139,7 +140,7 @@ void ScratchFile::fails(const std::string& what) const {
 template <class Call>
 void ScratchFile::transfer(const char* name, uint64_t offset, char* memory, size_t bytes,
                            Call&& call) const {
-  bool is_refused = false;  // O_DIRECT is refused, by a disk with larger pages
+  bool is_refused = false;  // whether O_DIRECT is refused, as by a disk with larger blocks
   while (bytes > 0) {
     const bool is_aligned = (offset | reinterpret_cast<uintptr_t>(memory) | bytes) % page == 0;
     const bool is_direct = direct_fd_ >= 0 && is_aligned && !is_refused;
@@ -151,7 +152,7 @@ void ScratchFile::transfer(const char* name, uint64_t offset, char* memory, size
       continue;
     }
 
-    if (n == 0) errno = EIO;  // the file is long enough, so it can't end here
+    if (n == 0) errno = EIO;  // the file is long enough, so its end can't be here
     if (n <= 0) fails(str("cannot ", name, " the scratch file"));
     memory += n;
     offset += static_cast<uint64_t>(n);

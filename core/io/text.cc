@@ -36,7 +36,7 @@ size_t code_point_length(std::string_view text, size_t at) {
 size_t utf8_end(std::string_view text, size_t begin, size_t most) {
   size_t end = begin;
   while (end < text.size() && end - begin < most) {
-    uint64_t eight = 0;  // eight bytes, to skip ASCII in one step
+    uint64_t eight = 0;  // read eight bytes, so that eight ASCII characters are skipped in one step
     if (text.size() - end >= sizeof eight && most - (end - begin) >= sizeof eight) {
       std::memcpy(&eight, text.data() + end, sizeof eight);
       if ((eight & 0x8080808080808080) == 0) {
@@ -54,7 +54,7 @@ size_t utf8_end(std::string_view text, size_t begin, size_t most) {
 size_t incomplete_bytes(std::string_view text) {
   for (size_t n = 1; n <= std::min<size_t>(3, text.size()); ++n) {
     const auto byte = static_cast<unsigned char>(text[text.size() - n]);
-    if ((byte & 0xC0) == 0x80) continue;  // a continuation byte: the code point begins before
+    if ((byte & 0xC0) == 0x80) continue;  // a continuation byte of an earlier code point
     const size_t length = byte < 0xC2 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : byte < 0xF5 ? 4 : 1;
     return n < length ? n : 0;
   }
@@ -77,8 +77,9 @@ bool is_utf8(std::string_view text) { return utf8_end(text, 0) == text.size(); }
 
 namespace {
 
-/// Returns whether a character changes the direction of the text after it, so that a line may
-/// appear in another order than that of its characters: U+202A to U+202E and U+2066 to U+2069.
+/// Returns whether a character is a control character that changes the direction of the text after
+/// it: U+202A to U+202E and U+2066 to U+2069. With such characters, text can appear on a terminal
+/// in another order than it has in memory.
 bool is_bidi_control(std::string_view c) {
   return c.size() == 3 && ((c.starts_with("\xE2\x80") && c[2] >= '\xAA' && c[2] <= '\xAE') ||
                            (c.starts_with("\xE2\x81") && c[2] >= '\xA6' && c[2] <= '\xA9'));
@@ -165,7 +166,7 @@ std::string human_time(double seconds) {
 
 std::string short_number(double x, int digits) {
   std::string text = format("%.*g", digits, x);
-  // printf writes at least two digits of an exponent.
+  // printf writes an exponent with at least two digits. Remove leading zeros.
   if (const size_t e = text.find('e'); e != std::string::npos) {
     const size_t first = e + 2;
     while (first + 1 < text.size() && text[first] == '0') text.erase(first, 1);

@@ -1,4 +1,5 @@
-// Text: UTF-8 (RFC 3629), and formatting as printf does.
+// Declares functions for text: checks of UTF-8 (RFC 3629), formatting as printf does it, and
+// parsing of numbers.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +11,16 @@
 
 namespace lathe {
 
-/// Returns the number of bytes of the code point at `at`, or 0 if it is malformed: cut short,
-/// overlong, a surrogate, or beyond U+10FFFF.
+/// Returns the number of bytes of the code point that begins at text[at]. Returns 0 if the code
+/// point is malformed: cut short, overlong, a surrogate, or beyond U+10FFFF.
 size_t code_point_length(std::string_view text, size_t at);
 /// Returns the position in `text` at which the well-formed UTF-8 that begins at text[begin] ends.
-/// Reads at most `most` bytes, and then the remainder of the last code point.
+/// Reads at most `most` bytes, plus the remaining bytes of the last code point.
 size_t utf8_end(std::string_view text, size_t begin, size_t most = std::string_view::npos);
-/// Returns the number of bytes at the end of `text` that begin an incomplete code point: 0 to 3.
+/// Returns the number of bytes, from 0 to 3, of an incomplete code point at the end of `text`.
 size_t incomplete_bytes(std::string_view text);
-/// Returns the text of a file without the byte order mark with which it may begin.
+/// Returns the text of a file without the byte order mark. Returns all of the text if there is
+/// none.
 inline std::string_view without_byte_order_mark(std::string_view text) {
   constexpr std::string_view mark = "\xEF\xBB\xBF";
   return text.substr(text.starts_with(mark) ? mark.size() : 0);
@@ -28,21 +30,21 @@ bool is_utf8(std::string_view text);
 
 /// Returns `text` in a form that is safe on a terminal. Bytes that are not UTF-8, and control
 /// characters other than line breaks and tabs, are replaced by escapes such as \x1b. Control
-/// characters include those of Latin-1 (U+0080 to U+009F) and those that change the direction of
-/// text.
+/// characters include U+0080 to U+009F and the characters that change the direction of text.
 std::string printable(std::string_view text);
 /// Returns printable(text) on one line: line breaks and tabs become \x0a and \x09.
 std::string printable_line(std::string_view text);
 
 /// Returns the first position in `text`, outside of parentheses, at which one of the separators
-/// begins; npos if there is none.
+/// begins; npos if there is no such position.
 size_t find_outside_parentheses(std::string_view text,
                                 std::initializer_list<std::string_view> separators);
 
-/// Returns `text` with each occurrence of `what`, which must not be empty, replaced by `by`.
+/// Replaces each occurrence of `what` in `text` by `by`, and returns the new text. `what` must not
+/// be empty.
 std::string replace_all(std::string_view text, std::string_view what, std::string_view by);
 
-/// Returns `text` with a to z in place of A to Z.
+/// Replaces the letters A to Z of `text` by a to z, and returns the new text.
 std::string lowercase(std::string text);
 
 /// Formats the arguments as printf does, and returns the text.
@@ -58,8 +60,8 @@ std::string short_number(double x, int digits);
 /// Returns a number with a noun: "1 thread", "2 threads".
 std::string quantity(int64_t n, const std::string& noun);
 
-/// Parses an integer. Returns nullopt unless the complete text is an integer from `least` to
-/// `most`.
+/// Returns the integer that `text` represents; nullopt unless the complete text is an integer from
+/// `least` to `most`.
 std::optional<int> integer_between(const std::string& text, int least, int most);
 
 /// Parses "8GB", "500 MiB" or "6.5e9" into bytes. Throws Exit::usage for any other text; the

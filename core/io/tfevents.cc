@@ -12,7 +12,8 @@ constexpr std::array<uint32_t, 256> crc_table = [] {
   for (uint32_t i = 0; i < 256; ++i) {
     uint32_t c = i;
     for (int bit = 0; bit < 8; ++bit)
-      c = (c >> 1) ^ ((c & 1) != 0 ? 0x82f63b78u : 0);  // the polynomial, reversed
+      c = (c >> 1) ^ ((c & 1) != 0 ? 0x82f63b78u : 0);  // the polynomial of CRC-32C with its bits
+                                                        // in reverse order
     table[i] = c;
   }
   return table;
@@ -36,7 +37,7 @@ T number_at(std::string_view bytes) {
   return value;
 }
 
-// Protobuf's wire format: a field is its number and type, then its value.
+// In protobuf's wire format, a field consists of its number and type, followed by its value.
 std::string varint(uint64_t value) {
   std::string out;
   for (; value >= 128; value >>= 7) out += static_cast<char>((value & 127) | 128);
@@ -59,7 +60,7 @@ std::string reals(int field, const std::vector<double>& values) {
               {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)});
 }
 
-constexpr size_t header = 12, footer = 4;  // bytes of a record around its data
+constexpr size_t header = 12, footer = 4;  // number of bytes before and after the data of a record
 
 }  // namespace
 
@@ -89,14 +90,15 @@ uint64_t complete_tf_records_end(std::string_view file) {
   return end;
 }
 
-// Fields of Summary.Value: 1 tag, 2 simple_value, 5 histo, 8 tensor, 9 metadata.
+// The fields of the message Summary.Value are: 1 tag, 2 simple_value, 5 histo, 8 tensor, 9
+// metadata.
 std::string tf_scalar(const std::string& tag, double value) {
   return part(1, tag) + real32(2, static_cast<float>(value));
 }
 
 std::string tf_text(const std::string& tag, const std::string& text) {
-  // Fields of TensorProto: 1 dtype, 2 shape (here without dims), 8 string_val. Fields of
-  // SummaryMetadata: 1 plugin_data, 4 data_class.
+  // The fields of TensorProto are: 1 dtype, 2 shape (here without dims), 8 string_val. The fields
+  // of SummaryMetadata are: 1 plugin_data, 4 data_class.
   const std::string tensor = whole(1, /*DT_STRING*/ 7) + part(2, "") + part(8, text);
   return part(1, tag) + part(8, tensor) +
          part(9, part(1, part(1, "text")) + whole(4, /*DATA_CLASS_TENSOR*/ 2));
@@ -109,7 +111,7 @@ std::string tf_histogram(const std::string& tag, const Histogram& h) {
                      real(5, h.sum_squares) + reals(6, h.limits) + reals(7, h.counts));
 }
 
-// Fields of Event: 1 wall_time, 2 step, 3 file_version, 5 summary.
+// The fields of the message Event are: 1 wall_time, 2 step, 3 file_version, 5 summary.
 std::string tf_event(double time, int64_t step, const std::vector<std::string>& values) {
   std::string summary;
   for (const std::string& value : values) summary += part(1, value);

@@ -1,7 +1,7 @@
-// TensorBoard's event files: TFRecords of Event protobufs. The few fields that a training run
-// writes are encoded by hand. The messages are defined in tensorflow/core/util/event.proto and
-// tensorflow/core/framework/summary.proto, and the framing in
-// tensorflow/core/lib/io/record_writer.h.
+// Encodes TensorBoard's event files: TFRecords that contain Event protobufs. The few fields that a
+// training run writes are encoded without the protobuf library. The messages are defined in
+// tensorflow/core/util/event.proto and tensorflow/core/framework/summary.proto. The format of a
+// record is defined in tensorflow/core/lib/io/record_writer.h.
 #pragma once
 
 #include <cstdint>
@@ -14,28 +14,29 @@ namespace lathe {
 /// Returns the CRC-32C checksum (Castagnoli, RFC 3720), which TFRecords contain in masked form.
 uint32_t crc32c(std::string_view bytes);
 
-/// Returns `data` as a record: length, masked checksum of the length, data, masked checksum of the
-/// data.
+/// Returns a record that contains `data`: the length, a masked checksum of the length, the data,
+/// and a masked checksum of the data.
 std::string tf_record(std::string_view data);
-/// Returns the position in a file's bytes at which the last complete record ends. What follows is
-/// cut short or not a record.
+/// Returns the position in a file's bytes at which the last complete record ends. The bytes after
+/// it are an incomplete record, or not a record.
 uint64_t complete_tf_records_end(std::string_view file);
 
-/// Counts of values between limits: counts[i] is the number of values from limits[i - 1] (or min)
-/// up to limits[i].
+/// The numbers of values between limits. counts[i] is the number of values from limits[i - 1] to
+/// limits[i]; for i = 0, from `min` to limits[0].
 struct Histogram {
   std::string name;
   double min = 0, max = 0, sum = 0, sum_squares = 0;
   std::vector<double> limits{}, counts{};
 };
 
-// Each of these functions returns an encoded value for tf_event().
+// The following three functions return an encoded value for tf_event().
 std::string tf_scalar(const std::string& tag, double value);
-/// Returns an encoded text value. `text` is UTF-8, and TensorBoard shows it as Markdown.
+/// Returns an encoded text value. `text` must be UTF-8. TensorBoard shows it as Markdown.
 std::string tf_text(const std::string& tag, const std::string& text);
 std::string tf_histogram(const std::string& tag, const Histogram& histogram);
 
-/// Returns an event with these encoded values, as a record. `time`: seconds since 1970.
+/// Returns a record that contains an event with the encoded values. `time` is in seconds since
+/// 1970.
 std::string tf_event(double time, int64_t step, const std::vector<std::string>& values);
 /// Returns the record with which an event file must begin.
 std::string tf_first_event(double time);

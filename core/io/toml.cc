@@ -8,14 +8,15 @@
 
 #include "core/io/text.h"
 
-// toml++ 3.3 aborts on some malformed input ("[="). With this definition, a failed assertion is a
-// parse error like any other.
+// For some malformed input, such as "[=", an assertion of toml++ 3.3 ends the process. With this
+// definition, a failed assertion throws an error, as other malformed input does.
 #define TOML_ASSERT(expr)                                    \
   do {                                                       \
     if (!(expr)) throw std::runtime_error("malformed TOML"); \
   } while (false)
-// For a non-ASCII letter outside of a string, toml++'s character tables reach code that they mark
-// as unreachable. Such a letter belongs to none of their character classes, so return false.
+// For a non-ASCII letter outside of a string, the functions that implement toml++'s character
+// classes reach code that they mark as unreachable. Such a letter belongs to none of these classes,
+// so return false.
 #include <toml++/impl/forward_declarations.h>
 #undef TOML_UNREACHABLE
 #define TOML_UNREACHABLE return false
@@ -34,8 +35,8 @@ std::string place(const std::string& name, const toml::source_region& source) {
   return str(name, ":", source.begin.line, ":", source.begin.column);
 }
 
-/// Refuses text that toml++ would follow by deep recursion: keys of many parts, lists in lists. A
-/// config has two levels.
+/// Throws Exit::usage for text that would make toml++ recurse deeply: keys with many parts, or
+/// lists within lists. A config has only two levels.
 void check_depth(std::string_view text, const std::string& name) {
   constexpr int max_depth = 8;
   const auto at = [&](size_t i) { return i < text.size() ? text[i] : '\0'; };
@@ -54,7 +55,7 @@ void check_depth(std::string_view text, const std::string& name) {
         else if (text[i] == c && at(i + 1) == c && at(i + 2) == c) {
           i += 2;
           for (int own = 0; own < 2 && at(i + 1) == c; ++own)
-            ++i;  // quotes that belong to the string
+            ++i;  // up to two quotes before the three closing quotes belong to the string
           open = false;
         }
       }
@@ -66,7 +67,7 @@ void check_depth(std::string_view text, const std::string& name) {
       continue;
     }
 
-    // A dotted key nests one level for each dot; it ends at any of these characters.
+    // A dotted key adds one level for each dot. The key ends at any of these characters.
     if (c == '[' || c == '{') ++nested;
     if ((c == ']' || c == '}') && nested > 0) --nested;
     if (std::string_view("\n=,[]{}").find(c) != std::string_view::npos) dots = 0;
@@ -186,8 +187,8 @@ ConfigValue parse_value(std::string_view text) {
 
 namespace {
 
-/// Returns a TOML float that reads back as the same number, with 6, 15 or 17 digits: the fewest
-/// that suffice.
+/// Returns a TOML float that reads back as the same number. It has up to 6, 15 or 17 digits,
+/// whichever is the smallest number that suffices.
 std::string toml_number(double d) {
   if (!std::isfinite(d)) return std::isnan(d) ? "nan" : d > 0 ? "inf" : "-inf";
   char text[40];
@@ -199,12 +200,12 @@ std::string toml_number(double d) {
   return out.find_first_of(".e") == std::string::npos ? out + ".0" : out;
 }
 
-/// Returns a TOML string that reads back as `s`, except where `s` is not UTF-8.
+/// Returns a TOML string that reads back as `s`. Bytes of `s` that are not UTF-8 become U+FFFD.
 std::string toml_string(const std::string& s) {
   std::string out = "\"";
   for (size_t i = 0; i < s.size(); ++i) {
     const char c = s[i];
-    // The parser refuses a byte-order mark unless it is escaped.
+    // The parser rejects a byte-order mark that is not escaped.
     if (s.compare(i, 3, "\xEF\xBB\xBF") == 0) {
       out += "\\uFEFF";
       i += 2;
@@ -212,7 +213,7 @@ std::string toml_string(const std::string& s) {
     }
 
     const size_t n = code_point_length(s, i);
-    if (n == 0) {  // not UTF-8, which is possible in a path
+    if (n == 0) {  // not UTF-8; a path may contain such bytes
       out += "\\uFFFD";
       continue;
     }

@@ -1,5 +1,6 @@
-// TOML as Lathe's configs use it: sections of scalars, and lists of tables of scalars
-// ([[section.key]]). Read with toml++; positions in the file are kept for messages.
+// Reads and writes TOML as Lathe's configs use it. A section contains scalars, and lists of tables
+// of scalars ([[section.key]]). The text is parsed with toml++. Each entry has its position in the
+// file, for messages.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +14,12 @@ namespace lathe {
 
 /// A scalar value that a config may have.
 using ConfigScalar = std::variant<bool, int64_t, double, std::string>;
-/// A list of tables, each with its keys in the order of the file.
+/// A list of tables. The keys of a table are in the order of the file.
 using ConfigTables = std::vector<std::vector<std::pair<std::string, ConfigScalar>>>;
 /// The value of a config key.
 using ConfigValue = std::variant<bool, int64_t, double, std::string, ConfigTables>;
 
-/// A key of a config file with its value and position.
+/// A key of a config file, with the value and the position of the key.
 struct TomlEntry {
   std::string key;  ///< "section.name"
   ConfigValue value;
@@ -26,12 +27,13 @@ struct TomlEntry {
 };
 
 /// Reads every value of a config file. Throws Exit::usage with file:line:column for a syntax error,
-/// a repeated key, a key outside a section, a value that is neither a scalar nor a list of tables
-/// of scalars, more than 8 levels, or a file over 1 MiB or with control bytes.
+/// a repeated key, a key outside of all sections, a value that is neither a scalar nor a list of
+/// tables of scalars, control characters, or more than 8 levels. Throws Exit::usage if the file is
+/// larger than 1 MiB.
 std::vector<TomlEntry> read_toml(const std::string& path);
-/// Does the same for `text`, which error messages call `name`.
+/// Does the same for `text`. Error messages name `name` in place of the file.
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name);
-/// Parses a value from a command line by TOML's rules. Text that is not a TOML value is returned
+/// Parses a value from a command line by TOML's rules. Returns text that is not a TOML value
 /// unchanged, as a string.
 ConfigValue parse_value(std::string_view text);
 /// Returns a value as TOML text. Reading the text back gives the same value, except that bytes that

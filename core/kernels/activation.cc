@@ -5,7 +5,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/activation.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/activation-inl.h"
 #include "core/kernels/simd-inl.h"
 
@@ -99,7 +99,7 @@ HWY_EXPORT(swiglu_rows);
 HWY_EXPORT(swiglu_backward_rows);
 
 namespace {
-constexpr int64_t grain = 1 << 13;  // elements that are worth a thread
+constexpr int64_t grain = 1 << 13;  // the smallest number of elements that is worth a thread
 }
 
 void gelu_forward(const void* x, void* y, Element type, int64_t n) {

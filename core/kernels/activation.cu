@@ -7,8 +7,9 @@ namespace {
 
 constexpr int activation_threads = 256;
 
-/// Returns the same derivative as gelu_grad() in core/kernels/activation-inl.h. Beyond +-10 it
-/// differs from 0 or 1 by less than 1e-36, so x is clamped there, since e would overflow.
+/// Returns the same derivative as gelu_grad() in core/kernels/activation-inl.h. Beyond +-10, the
+/// derivative differs from 0 or 1 by less than 1e-36. x is clamped to this range, since e would
+/// overflow.
 template <class T>
 __device__ float gelu_grad(float given) {
   const float x = given < -10 ? -10 : given > 10 ? 10 : given, square = x * x;
@@ -17,8 +18,8 @@ __device__ float gelu_grad(float given) {
   return s + x * twice_k * (1 + 3 * c * square) * s * (e * s);
 }
 
-/// Each thread processes a pack of elements; the elements after the last complete pack have a
-/// thread each.
+/// Each thread processes a pack of elements. Each element after the last complete pack has a
+/// separate thread.
 template <class T>
 __global__ void gelu_backward_kernel(const T* x, const T* dy, T* dx, int64_t n) {
   constexpr int width = 16 / sizeof(T);
@@ -35,7 +36,8 @@ __global__ void gelu_backward_kernel(const T* x, const T* dy, T* dx, int64_t n) 
   }
 }
 
-/// Computes the gradient of GELU's argument for column_sums_kernel, and also writes it to dx.
+/// A source for column_sums_kernel: computes the gradient of GELU's argument, and also writes the
+/// gradient to dx.
 template <class T>
 struct GeluGradient {
   static constexpr int width = 16 / sizeof(T);

@@ -8,12 +8,12 @@
 
 namespace lathe {
 
-/// Does what gelu_backward() does, in float32, bfloat16 or float16. Pointers must be aligned to 16
-/// bytes.
+/// Does the same as gelu_backward(), for float32, bfloat16 or float16. Pointers must be aligned to
+/// 16 bytes.
 cudaError_t gelu_backward_cuda(const void* x, const void* dy, void* dx, Element type, int64_t n,
                                cudaStream_t stream);
-/// Does the same for a matrix, and writes the sums of dx's columns as column_sums_cuda() of
-/// linear.cuh does.
+/// Does the same for a matrix, and also writes the sums of the columns of dx to `sums`, as
+/// column_sums_cuda() of linear.cuh does.
 cudaError_t gelu_backward_sums_cuda(const void* x, const void* dy, void* dx, Element type,
                                     int64_t rows, int64_t columns, float* partials, float* sums,
                                     cudaStream_t stream);

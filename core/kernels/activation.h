@@ -1,5 +1,5 @@
-// Activations, element by element, computed in float32. All arrays of a call have one type:
-// float32, bfloat16 or float16.
+// Declares activation functions, which are computed element by element in float32. All arrays of a
+// call have the same type: float32, bfloat16 or float16.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,23 @@
 
 namespace lathe {
 
-/// Computes y = gelu(x), the tanh form, with the same bits as a matmul's epilogue
-/// (core/kernels/epilogue.h).
+/// Computes y = gelu(x) in the tanh form. The result is bitwise equal to that of a matmul's
+/// epilogue (core/kernels/epilogue.h).
 void gelu_forward(const void* x, void* y, Element type, int64_t n);
-/// Computes dx = dy gelu'(x), the tanh form (Hendrycks and Gimpel 2016); dx may be dy.
+/// Computes dx = dy gelu'(x) for the tanh form (Hendrycks and Gimpel 2016). dx may be dy.
 void gelu_backward(const void* x, const void* dy, void* dx, Element type, int64_t n);
-/// Computes SwiGLU (Shazeer 2020): y [rows, h] = silu(a) b, where x [rows, 2 h] has a in the first
-/// half of each row and b in the second.
+/// Computes SwiGLU (Shazeer 2020): y [rows, h] = silu(a) b. Each row of x [rows, 2 h] has a in its
+/// first half and b in its second half.
 void swiglu_forward(const void* x, void* y, Element type, int64_t rows, int64_t h);
-/// Computes y = silu(a) b for n elements, with the same bits as a matmul's epilogue.
+/// Computes y = silu(a) b for n elements. The result is bitwise equal to that of a matmul's
+/// epilogue.
 void swiglu_product(const void* a, const void* b, void* y, Element type, int64_t n);
-/// Computes da = dy b silu'(a), db = dy silu(a). Rows of a, b, da and db are `stride` apart, and
-/// rows of dy are h apart.
+/// Computes da = dy b silu'(a) and db = dy silu(a). Rows of a, b, da and db are `stride` elements
+/// apart, and rows of dy are h elements apart.
 void swiglu_backward(const void* a, const void* b, const void* dy, void* da, void* db, Element type,
                      int64_t rows, int64_t h, int64_t stride);
-/// Returns whether the kernels of swiglu.cuh take matrices of these sizes. Rows and `stride` must
-/// consist of complete packs of 16 bytes, at most 2^31 - 1 packs in all.
+/// Returns whether the kernels of swiglu.cuh support matrices of these sizes. Rows and `stride`
+/// must consist of complete packs of 16 bytes, and a matrix of at most 2^31 - 1 packs.
 inline bool swiglu_on_gpu(Element type, int64_t rows, int64_t h, int64_t stride) {
   const int64_t pack = 16 / bytes_of(type);
   return type != Element::f64 && h > 0 && h % pack == 0 && stride % pack == 0 &&

@@ -3,20 +3,20 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/adafactor.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "hwy/highway.h"
-// After highway.
+// This include must follow hwy/highway.h.
 #include "core/kernels/update-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 namespace {
 
-constexpr double least = 1e-30;  // the paper's epsilon_1
+constexpr double least = 1e-30;  // epsilon_1 of the paper
 
-/// Divides rows [begin, end) into blocks of up to update_block elements, each within one row. Calls
-/// f(at, n, row, column) for each block, where `at` is the index of its first element, n its
-/// length, and `row` and `column` the position of its first element.
+/// Divides rows [begin, end) into blocks of up to update_block elements. A block is within one row.
+/// Calls f(at, n, row, column) for each block, where n is the number of its elements, `at` is the
+/// index of its first element, and `row` and `column` are the position of its first element.
 template <class F>
 void each_block(const AdafactorArgs& a, int64_t begin, int64_t end, F&& f) {
   for (int64_t row = begin; row < end; ++row) {
@@ -44,7 +44,7 @@ double moments(const AdafactorArgs& f, const UpdateRule& rule, const StepControl
         n, [&](int64_t i) { return static_cast<double>(p[i]) * static_cast<double>(p[i]); });
   };
 
-  // Not factored: one moment for each element.
+  // A parameter that is not factored has one moment for each element.
   T* moment = static_cast<T*>(a.state[0]);
   if (f.rows == 0) {
     for (int64_t at = begin; at < end; at += update_block) {
@@ -56,8 +56,8 @@ double moments(const AdafactorArgs& f, const UpdateRule& rule, const StepControl
     return sum;
   }
 
-  // Factored: a row's mean is complete after its last block. The columns' sums are returned to the
-  // caller, since other ranges of rows add to them too.
+  // The parameter is factored. The mean of a row is complete after the row's last block. The sums
+  // of the columns are returned to the caller, since other ranges of rows also add to them.
   double row_sum = 0;
   each_block(f, begin, end, [&](int64_t at, int64_t n, int64_t row, int64_t column) {
     squares(at, n);
@@ -85,7 +85,7 @@ void factors(const AdafactorArgs& f, const double* columns, double* row_factors,
   }
 }
 
-/// Computes u for n elements of one row, or of a parameter that is not factored.
+/// Computes u for n elements of a row, or for n elements of a parameter that is not factored.
 template <class T>
 void direction(const AdafactorArgs& f, const UpdateRule& rule, const StepControl& control,
                int64_t at, int64_t n, int64_t row, int64_t column, const double* row_factors,

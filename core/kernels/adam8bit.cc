@@ -5,9 +5,9 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/adam8bit.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "hwy/highway.h"
-// After highway.
+// This include must follow hwy/highway.h.
 #include "core/kernels/update-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,14 +19,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-/// Returns the index of the level nearest to x in [-1, 1], given the bounds [255] between levels
-/// (level_bounds()). If x is a bound, returns the index of the lower level.
+/// Returns the index of the level that is nearest to x, which is in [-1, 1]. `bounds` are the 255
+/// bounds between levels (level_bounds()). If x is equal to a bound, returns the index of the lower
+/// level.
 inline uint8_t nearest_level(float x, const float* bounds) {
   int at = 0;
   for (int step = levels / 2; step > 0; step /= 2) at += bounds[at + step - 1] < x ? step : 0;
   return static_cast<uint8_t>(at);
 }
-/// Stores the index of the level nearest to each lane of x, as nearest_level() returns it.
+/// Stores nearest_level() of each lane of x.
 HWY_INLINE void store_nearest_levels(V x, const float* bounds, uint8_t* codes) {
   const hn::RebindToSigned<D> di;
   auto at = hn::Zero(di);
@@ -38,8 +39,8 @@ HWY_INLINE void store_nearest_levels(V x, const float* bounds, uint8_t* codes) {
   hn::StoreU(hn::DemoteTo(d8, at), d8, codes);
 }
 
-/// Converts one block's codes and scale to numbers, given the levels `values`; write_codes() does
-/// the reverse.
+/// Converts the codes and the scale of one block to numbers. `values` are the levels. write_codes()
+/// does the reverse.
 template <class T>
 void read_codes(const uint8_t* codes, float scale, const float* values, int64_t n, T* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(values[codes[i]] * scale);
@@ -55,7 +56,8 @@ void write_codes(const float* x, int64_t n, const float* bounds, uint8_t* codes,
   float most = hn::GetLane(hn::MaxOfLanes(D(), all));
   for (; i < n; ++i) most = std::max(most, std::fabs(x[i]));
   *scale = most;
-  // The inverse of a very small number is infinite; division gives the right result then.
+  // The inverse of a very small number is infinite. In that case, divide by the number, which gives
+  // the right result.
   const float inverse = most > 0 ? 1 / most : 0;
   const bool divide = !std::isfinite(inverse);
   for (i = 0; i + lanes <= n; i += lanes) {
@@ -171,7 +173,9 @@ void adam8bit_cpu(const Adam8bitArgs& args, const UpdateRule& rule, StepControl*
                   int64_t begin, int64_t end) {
   const float* const values[2] = {dynamic_levels(true).data(), dynamic_levels(false).data()};
   const float* const bounds[2] = {level_bounds(true).data(), level_bounds(false).data()};
-  std::vector<double> moments(static_cast<size_t>(2 * args.block));  // room for either type
+  std::vector<double> moments(static_cast<size_t>(2 * args.block));  // enough memory for both
+                                                                     // moments of a block in
+                                                                     // float32 or float64
   HWY_DYNAMIC_DISPATCH(adam8bit)(args, rule, control, begin, end, values, bounds, moments.data());
 }
 

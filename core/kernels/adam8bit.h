@@ -1,11 +1,12 @@
-// Adam and AdamW whose moments are kept in 8 bits. Dettmers et al. 2022, "8-bit optimizers via
-// block-wise quantization": a block of elements shares a scale, its largest absolute value, and the
-// codes index the levels of a dynamic tree (Dettmers 2016, "8-bit approximations for parallelism in
-// deep learning"). A step reads both moments, updates them and the parameter as Adam does (in
-// float64 if the parameter is float64, else in float32), and rounds the moments to the nearest
-// levels. A positive mean of squares is rounded to a positive level.
+// Declares Adam and AdamW with moments that are stored in 8 bits (Dettmers et al. 2022, "8-bit
+// optimizers via block-wise quantization"). The elements of a block share a scale, which is their
+// largest absolute value. The codes index the levels of a dynamic tree (Dettmers 2016, "8-bit
+// approximations for parallelism in deep learning"). A step decodes both moments, updates the
+// moments and the parameter as Adam does, and rounds the moments to the nearest levels. It computes
+// in float64 if the parameter is float64, otherwise in float32. A positive mean of squares is
+// rounded to a positive level.
 //
-// The update uses the moments before they are rounded to 8 bits.
+// The parameter is updated with the new moments before these are rounded to 8 bits.
 #pragma once
 
 #include <array>
@@ -19,12 +20,14 @@ namespace lathe {
 /// with both signs. Otherwise f takes the midpoints of 2^(7 - e) parts, and no value is negative.
 const std::array<float, 256>& dynamic_levels(bool with_sign);
 /// Returns the bounds between the levels of dynamic_levels(): the values halfway between neighbors.
-/// Without a sign, the first bound is 0, so that no positive mean of squares is rounded to 0. If it
-/// were, the update would divide the mean of the gradient by epsilon alone.
+/// If `with_sign` is false, the first bound is 0, so that no positive mean of squares is rounded to
+/// 0. With a mean of squares of 0, the update would divide the mean of the gradient only by
+/// epsilon.
 const std::array<float, 255>& level_bounds(bool with_sign);
 
-/// The arguments of an update. States 0 and 1 are the codes of the mean and of the mean of squares,
-/// uint8 [n]. States 2 and 3 are their scales, float32, one for each block of `block` elements.
+/// The arguments of an update. state[0] holds the codes of the mean, and state[1] the codes of the
+/// mean of squares, as uint8 [n]. state[2] and state[3] hold the scales of these codes in float32,
+/// one for each block of `block` elements.
 struct Adam8bitArgs {
   UpdateArgs update;
   int64_t block = 0;

@@ -1,4 +1,5 @@
-// The vector loops over attention's blocks; included in the same way as simd-inl.h.
+// Implements the vector loops over attention's blocks. This file is included in the same way as
+// simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_ATTENTION_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_ATTENTION_INL_H
 #undef LATHE_CORE_KERNELS_ATTENTION_INL_H
@@ -18,27 +19,28 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Returns tanh(score scale / cap). The capped score is `cap` times this.
+/// Returns tanh(score scale / cap). The capped score is `cap` times this value.
 HWY_INLINE V capped_part(V score, float scale, float cap) {
   const V x = hn::Mul(score, set(scale / cap));
   // Return NaN for NaN, whatever Highway's tanh returns.
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Tanh(D(), x));
 }
 
-/// Computes one block of the online softmax. The scores [rows, columns], whose rows are `stride`
-/// apart, are of queries from position q0 on and of keys from position k0 on. Writes exp(score
-/// scale - m) to p [rows, width], with zeros where the mask applies and in the columns beyond
-/// `columns`. Updates the running maximum m [rows] and denominator l [rows], and rescales the
-/// output acc [rows, wide] that the previous blocks accumulated. `is_first`: there is no previous
-/// block. `starts`: the first key that each row sees; null: each row sees all keys up to the
-/// query's own position. With `is_capped`, scores are scaled and then capped by `cap`.
+/// Computes one block of the online softmax. The rows of `scores` [rows, columns] are `stride`
+/// elements apart. Row 0 belongs to the query at position q0, and column 0 to the key at position
+/// k0. Writes exp(score scale - m) to p [rows, width], and zeros where the mask applies and in the
+/// columns beyond `columns`. Updates the running maximum m [rows] and denominator l [rows], and
+/// rescales the output acc [rows, wide] that the previous blocks accumulated. `is_first` is true if
+/// there is no previous block. `starts` holds the position of the first key that each row sees;
+/// null: each row sees all keys up to the position of its query. If `is_capped` is true, scores are
+/// scaled and then capped by `cap`.
 template <bool is_capped, class T>
 void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width,
                 int64_t q0, int64_t k0, const int64_t* starts, bool is_first, float scale,
                 float cap, T* p, float* m, float* l, float* acc, int64_t wide) {
   const V s = set(scale), low = set(-INFINITY);
   for (int64_t r = 0; r < rows; ++r) {
-    // A query sees the keys from its document's start to its own position.
+    // A query sees the keys from the start of its document to the position of the query.
     const int64_t end = std::clamp<int64_t>(q0 + r - k0 + 1, 0, columns);
     const int64_t begin = starts == nullptr ? 0 : std::clamp<int64_t>(starts[r] - k0, 0, end);
     std::fill_n(p + r * width, begin, T(0.0f));
@@ -46,7 +48,7 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
     T* out = p + r * width + begin;
     const int64_t seen = end - begin;
 
-    // A row that sees no key of this block keeps its m and l.
+    // If a row sees no key of this block, its m and l stay the same.
     if (seen == 0) {
       std::fill(out, p + (r + 1) * width, T(0.0f));
       continue;
@@ -55,14 +57,14 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
     V top = low;
     for_vectors(seen, [&](int64_t i, auto part)
                           HWY_ATTR { top = hn::Max(top, part.keep_or(part(in + i), low)); });
-    // Capping keeps the order of scores, so the largest one is capped last.
+    // Capping keeps the order of scores, so it is enough to cap the largest score afterwards.
     float largest = max_of(top) * scale;
     if constexpr (is_capped) largest = cap * std::tanh(largest / cap);
     const float before = m[r], now = std::max(before, largest);
     const V shift = set(now);
 
-    // exp(score scale - m) and its sum. Subtracting the new maximum keeps the exponentials at 1 or
-    // below.
+    // Compute exp(score scale - m) and the sum of these exponentials. Subtracting the new maximum
+    // keeps them at 1 or below.
     V total = set(0);
     for_vectors(seen, [&](int64_t i, auto part) HWY_ATTR {
       V x = part(in + i), factor = s;
@@ -76,7 +78,8 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
     });
     std::fill(out + seen, p + (r + 1) * width, T(0.0f));
 
-    // Earlier blocks used a smaller maximum: rescale their denominator and output to the new one.
+    // Earlier blocks used a smaller maximum. Rescale their denominator and output to the new
+    // maximum.
     const float kept = before == -INFINITY ? 0.0f : std::exp(before - now);
     m[r] = now;
     l[r] = l[r] * kept + sum_of(total);
@@ -103,7 +106,7 @@ void softmax_block(const float* scores, int64_t stride, int64_t rows, int64_t co
   });
 }
 
-/// Sets out[r] = acc[r] / sum[r] (acc[r] if sum is null) for rows x columns.
+/// Sets each row r of `out` [rows, columns] to acc[r] / sum[r], or to acc[r] if `sum` is null.
 void write_rows_of(const float* acc, int64_t wide, int64_t rows, int64_t columns, const float* sum,
                    Matrix out) {
   with_element(out.type, [&](auto t) HWY_ATTR {
@@ -132,17 +135,17 @@ void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
   });
 }
 
-/// Computes P and dS = P (dP - delta) scale from scores and dP. All are transposed blocks [keys,
-/// queries]. Rows of the scores and of dP are `stride` apart. Rows of the results are `width` long,
-/// with zeros beyond the queries and where the mask applies. `starts`, if not null: the first key
-/// that each query sees. With `is_capped`, the scores are capped by `cap`, and dS includes the
-/// derivative of the cap as a factor.
+/// Computes P and dS = P (dP - delta) scale from the scores and dP. All four are transposed blocks
+/// [keys, queries]. Rows of the scores and of dP are `stride` elements apart. Rows of P and dS have
+/// `width` elements, with zeros beyond the queries and where the mask applies. If `starts` is not
+/// null, it holds the position of the first key that each query sees. If `is_capped` is true, the
+/// scores are capped by `cap`, and dS includes the derivative of the cap as a factor.
 template <bool is_capped, class T>
 void softmax_backward(const float* scores, const float* dp, int64_t stride, int64_t keys,
                       int64_t queries, int64_t width, int64_t k0, int64_t q0, const int64_t* starts,
                       float scale, float cap, const float* lse, const float* delta, T* p, T* ds) {
   const V s = set(scale);
-  int64_t last = queries;  // documents of queries from `last` on start after the key
+  int64_t last = queries;  // the documents of query `last` and later queries start after the key
   for (int64_t r = keys - 1; r >= 0; --r) {
     while (starts != nullptr && last > 0 && starts[last - 1] > k0 + r) --last;
     // Queries before the key don't see it.
@@ -152,7 +155,7 @@ void softmax_backward(const float* scores, const float* dp, int64_t stride, int6
     for_vectors(queries, [&](int64_t i, auto part) HWY_ATTR {
       V x = part(scores + r * stride + i), factor = s, derivative = s;
       if constexpr (is_capped) {
-        // The derivative of c tanh(x / c) is 1 - tanh^2.
+        // The derivative of c tanh(x / c) is 1 - tanh^2(x / c).
         x = capped_part(x, scale, cap);
         factor = set(cap);
         derivative = hn::NegMulAdd(hn::Mul(x, s), x, s);
@@ -185,11 +188,12 @@ void softmax_backward_block(const float* scores, const float* dp, int64_t stride
   });
 }
 
-/// Processes one block of keys for one query of each of the `heads` query heads that share these
-/// keys. Replaces the matmuls of blocks in attention.cc: computes scores [heads][block of keys] and
-/// the online softmax, and adds to the output [heads][wide] in `acc`. q [heads rounded up to 1, 2,
-/// 4 or 8][width] is float32. `starts`, if not null: the first key that the query sees; `is_first`:
-/// no block of keys came before.
+/// Processes one block of keys for `heads` query heads that share these keys; each head has one
+/// query. Does what the matmuls of blocks in attention.cc do for more queries: computes the scores
+/// [heads][block of keys] and the online softmax, and adds to the output [heads][wide] in `acc`. q
+/// is float32 [heads rounded up to 1, 2, 4 or 8][width]. If `starts` is not null, it holds the
+/// position of the first key that the query sees. `is_first` is true if there is no previous block
+/// of keys.
 template <class T>
 void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t k0,
                   const int64_t* starts, bool is_first, int64_t width, int64_t heads,
@@ -231,9 +235,9 @@ void one_query(Matrix k, Matrix v, int64_t keys, int64_t k0, const int64_t* star
   run(c10::BFloat16{});
 }
 
-/// Rotates a head's rows by the angles of their positions, or back if `sign` is -1. rope_table
-/// [rows, width] has the cosines and sines of the angles (core/kernels/rotary.h). `to` may be
-/// `from`.
+/// Rotates the rows of a head by the angles of their positions. If `sign` is -1, rotates the rows
+/// back. rope_table [rows, width] holds the cosines and sines of the angles
+/// (core/kernels/rotary.h). `to` may be the same matrix as `from`.
 void rotate_matrix(Matrix from, int64_t rows, int64_t width, const float* rope_table, float sign,
                    Matrix to) {
   with_element(from.type, [&](auto t) HWY_ATTR {

@@ -1,8 +1,9 @@
-// The backward pass computes the blocks of P and dS transposed (keys by queries). In this form they
-// are the left factors of the matmuls for dk and dv, so only dq needs a transpose. Each task
-// applies rotary position embeddings to copies of its queries and keys; gradients are rotated back
-// in float32. Gradients of keys and values are computed for each query head, and the caller sums
-// those of the heads that share a key head.
+// Implements the functions of attention.h. The backward pass computes the blocks of P and dS
+// transposed (keys by queries). In this form they are the left factors of the matmuls for dk and
+// dv, so only dq needs a transpose. Each task applies rotary position embeddings to copies of its
+// queries and keys; gradients are rotated back in float32. Gradients of keys and values are
+// computed for each query head. The caller sums the gradients of the query heads that share a key
+// head.
 #include "core/kernels/attention.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/attention.cc"
 #include "hwy/foreach_target.h"
-// Highway requires that this is included after foreach_target.h.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/attention-inl.h"
 
 #if HWY_ONCE
@@ -35,7 +36,7 @@ constexpr int64_t block = 64;  // number of queries, and of keys, in a block
 
 Matrix below(Matrix m, int64_t row) { return {m.at(row, 0), m.stride, m.type}; }
 
-/// One head of one sample.
+/// Describes one query head of one sample.
 struct Head {
   Head(const AttentionShape& s, Element type, int64_t index)
       : sample(index / s.heads),
@@ -48,26 +49,26 @@ struct Head {
         rope_table(s.rope_table == nullptr || s.rope_rows == s.time
                        ? s.rope_table
                        : s.rope_table + sample * s.time * s.width) {}
-  /// Returns this head's rows of a tensor with as many heads as q.
+  /// Returns the rows of this head in a tensor that has as many heads as q.
   Matrix own(HeadRows r) const { return at(r, head); }
-  /// Returns this head's rows of k or v.
+  /// Returns the rows of k or v that belong to the key head of this head.
   Matrix shared(HeadRows r) const { return at(r, key_head); }
-  /// Returns this head's rows of the output or its gradient.
+  /// Returns the rows of this head in the output or in the output's gradient.
   Matrix rows(const void* out) const { return at({out, joined.stride, joined.batch_stride}, head); }
-  /// Returns a pointer to the first visible key of each query from i on; null if all queries see
-  /// key 0. first_block() returns the beginning of the block that contains the first visible key of
-  /// query i.
+  /// Returns a pointer to the first visible keys of query i and later queries; null if all queries
+  /// see key 0. first_block() returns the beginning of the block that contains the first visible
+  /// key of query i.
   const int64_t* starts_of(int64_t i) const { return starts == nullptr ? nullptr : starts + i; }
   int64_t first_block(int64_t i) const { return starts == nullptr ? 0 : starts[i] / block * block; }
   /// Rotates rows [begin, end) of q or k into `space` [time, width] and returns `space` as a
-  /// matrix; returns `rows` if there is no table.
+  /// matrix. Returns `rows` if rope_table is null.
   Matrix rotated(Matrix rows, int64_t begin, int64_t end, void* space) const {
     if (rope_table == nullptr) return rows;
     const Matrix to{space, width, element};
     rotate(below(rows, begin), begin, end - begin, 1, below(to, begin));
     return to;
   }
-  /// Rotates `count` rows of dq or dk back in place; they belong to positions from t on.
+  /// Rotates `count` rows of dq or dk back in place. The first row belongs to position t.
   void unrotate(Matrix rows, int64_t t, int64_t count) const {
     if (rope_table != nullptr) rotate(rows, t, count, -1, rows);
   }
@@ -84,7 +85,7 @@ struct Head {
   HeadRows joined;
   Element element;
   const int64_t* starts;
-  const float* rope_table;  // from the sample's first position on
+  const float* rope_table;  // the table's row for the sample's first position; null: no rotation
 };
 
 /// The type of a head's elements (`own`), and the type in which they are multiplied (`as`).
@@ -94,11 +95,11 @@ struct Types {
   bool widens() const { return own != as; }
 };
 
-/// Rows of a head [rows, width], packed block by block as right factors of matmuls.
+/// The rows of a head [rows, width], packed block by block as right factors of matmuls.
 class Packed {
  public:
-  /// `transposed`: blocks are packed as [width, rows of the block], otherwise as [rows of the
-  /// block, width].
+  /// If `transposed` is true, blocks are packed as [width, rows of the block], otherwise as [rows
+  /// of the block, width].
   Packed(int64_t rows, int64_t width, Types types, bool transposed)
       : rows_(rows),
         width_(width),
@@ -140,8 +141,8 @@ class Packed {
   char* at_ = nullptr;
 };
 
-/// Returns up to a block of rows as a left factor of a matmul: in place, or widened to float32 in
-/// `space`.
+/// Returns up to a block of rows as a left factor of a matmul. The rows are used in place, or
+/// converted to float32 in `space`.
 Matrix left_rows(Matrix from, int64_t row, int64_t rows, int64_t width, Types types, float* space) {
   const Matrix there = below(from, row);
   if (!types.widens()) return there;
@@ -196,10 +197,10 @@ struct BackwardSpace {
   int64_t used;
 };
 
-/// Splits a head's blocks of queries (or keys) into parts, so that no thread idles if there are few
-/// heads. With two or more heads per thread there is one part.
+/// Splits a head's blocks of queries (or keys) into parts, so that no thread is idle if there are
+/// few heads. If there are two or more heads per thread, a head has one part.
 struct HeadParts {
-  /// `rows`: the number of queries (or keys).
+  /// `rows_` is the number of queries (or keys).
   HeadParts(const AttentionShape& s, int64_t rows_)
       : heads(s.batch * s.heads), rows(rows_), blocks(divide_up(rows, block)) {
     const int64_t threads = at::get_num_threads();
@@ -221,13 +222,14 @@ bool attention_ready(const AttentionShape& s, Element type) {
 namespace {
 
 /// Computes attention for one query per head, as when text is generated one token at a time. Keys
-/// and values are read in place, once for up to max_gemv_rows query heads that share them.
+/// and values are read in place. Each is read once for up to max_gemv_rows query heads that share
+/// it.
 void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                 HeadRows v_rows, void* out, float* lse) {
   const int64_t wide = round_up(s.width, 16), kv_heads = s.heads / s.groups();
   constexpr int64_t most_lanes = 16;
-  // A first call with a null base computes the size. Each task then divides its thread's memory in
-  // the same way.
+  // The first call, with a null base, computes the size of a thread's memory. Each task then
+  // divides the memory of its thread in the same way.
   const auto carve = [&](char* base, auto&& use) {
     Carver c(base);
     auto* q = c.take<float>(max_gemv_rows * s.width);
@@ -241,7 +243,8 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
   };
 
   const Scratch scratch(carve(nullptr, [](auto...) {}));
-  const int64_t parts = divide_up(s.groups(), max_gemv_rows);  // of a group of heads
+  const int64_t parts = divide_up(s.groups(), max_gemv_rows);  // the number of parts of a group of
+                                                               // heads
 
   const auto run = [&](int64_t task) {
     const int64_t pair = task / parts, sample = pair / kv_heads, key_head = pair % kv_heads;
@@ -258,7 +261,7 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
       std::fill_n(m, heads, -INFINITY);
       std::fill_n(l, heads, 0.0f);
 
-      // m, l and acc carry the online softmax from one block of keys to the next.
+      // m, l and acc hold the state of the online softmax between blocks of keys.
       const int64_t first = head.first_block(0);
       for (int64_t j = first; j < s.key_count(); j += block) {
         HWY_DYNAMIC_DISPATCH(one_query)
@@ -280,13 +283,13 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
 
 }  // namespace
 
-// A block of queries is multiplied with the blocks of keys up to its own:
+// Each block of queries is multiplied with the blocks of keys up to the block at the same position:
 //
 //          keys j ->
 //   q i   +---+---+---+---+     scores = q_i k_j^T; softmax updates m and l, and gives P;
 //    |    | x |   |   |   |     acc_i = acc_i (rescaled) + P v_j
 //    v    +---+---+---+---+
-//         | x | x |   |   |     x: computed; on the diagonal, a part of a block is masked
+//         | x | x |   |   |     x: computed; blocks on the diagonal are masked in part
 //         +---+---+---+---+
 void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                        HeadRows v_rows, void* out, float* lse) {
@@ -312,8 +315,8 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
     const ForwardSpace w(s, types, keys, values, scratch.mine());
     const Head head(s, type, index);
 
-    // Rotate the part's queries, and rotate and pack the keys that they see, once for all of its
-    // blocks. Pack the values as well.
+    // Rotate the queries of the part, and rotate and pack the keys and pack the values that these
+    // queries see. This is done once for all blocks of the part.
     const int64_t end = parts.end(part);
     const Matrix q = head.rotated(head.own(q_rows), parts.begin(part), end, w.rotated_q),
                  y = head.rows(out);
@@ -328,8 +331,8 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
       std::fill_n(w.m, rows, -INFINITY);
       std::fill_n(w.l, rows, 0.0f);
 
-      // Queries from i on don't see documents before that of query i, so skip the blocks of keys
-      // that contain only such documents.
+      // Query i and later queries don't see the documents before that of query i, so skip the
+      // blocks of keys that contain only such documents.
       const int64_t first = head.first_block(i);
       for (int64_t j = first; j < before + i + rows; j += block) {
         const int64_t columns = std::min(block, s.key_count() - j),
@@ -345,7 +348,7 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
                    j > first);
       }
 
-      // Divide by the denominator, and keep its log for the backward pass.
+      // Divide by the denominator. Keep the log of the denominator for the backward pass.
       HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.l, below(y, i));
       for (int64_t r = 0; r < rows && lse != nullptr; ++r)
         lse[index * s.time + i + r] = w.m[r] + std::log(w.l[r]);
@@ -355,17 +358,18 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
   parallel_tasks(parts.heads * parts.count, run, [&] { release_gemm(types.as); });
 }
 
-// Processes the same blocks column by column: each block of keys is combined with the blocks of
-// queries that see it, which gives dk and dv of the keys and adds to dq of the queries. If there
-// are few heads, a task is a part of a head. Two tasks must not add to the same dq. There are
-// therefore separate tasks for dk and dv of a part of the keys, and for dq of a part of the
-// queries. Both kinds compute P and dS of their blocks: 7 matmuls instead of 5, on cores that would
-// otherwise be idle. Each sum has the same order either way.
+// Processes the blocks of the drawing above column by column. Each block of keys is combined with
+// the blocks of queries that see it. This gives dk and dv of the keys, and adds to dq of the
+// queries. If there are few heads, a task is a part of a head. Two tasks must not add to the same
+// dq, so there are separate tasks for dk and dv of a part of the keys, and for dq of a part of the
+// queries. Both kinds of task compute P and dS of their blocks. A pair of blocks then takes 7
+// matmuls instead of 5, on cores that would otherwise be idle. Each sum is computed in the same
+// order in both cases.
 void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, HeadRows all_k,
                         HeadRows all_v, const void* out, const void* dout, const float* lse,
                         HeadRows dq, HeadRows dk, HeadRows dv) {
-  // q and dout are packed twice, transposed (`across`) and not transposed (`along`). k, which only
-  // dq needs in packed form, is packed once, not transposed.
+  // q and dout are packed twice: transposed (`across`) and not transposed (`along`). Only dq needs
+  // packed k, which is not transposed.
   const Types types(type);
   const Packed across(s.time, s.width, types, true), along(s.time, s.width, types, false),
       keys_along(s.key_count(), s.width, types, false);
@@ -386,9 +390,9 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
 
   const auto run = [&](int64_t task) {
     const int64_t index = task % key_parts.heads, kind = task / key_parts.heads;
-    // Start the tasks with the most work first. Early keys are seen by the most queries, and late
-    // queries see the most keys, so parts of keys run from the first to the last, and parts of
-    // queries from the last to the first.
+    // Start the tasks with the most work first. The earliest keys are seen by the most queries, so
+    // parts of keys run from the first to the last. The latest queries see the most keys, so parts
+    // of queries run from the last to the first.
     const bool makes_keys = kind < key_parts.count, makes_queries = together || !makes_keys;
     const int64_t query_part = key_parts.count + query_parts.count - 1 - kind;
 
@@ -408,7 +412,7 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
     const Matrix v = head.shared(all_v), dy = head.rows(dout);
     const float* row_lse = lse + index * s.time;
 
-    // Each task packs only what its matmuls read.
+    // Pack only what the matmuls of this task read.
     q_across.fill(q, w.packed[0], first_query, last_query);
     dy_across.fill(dy, w.packed[1], first_query, last_query);
     if (makes_keys) q_along.fill(q, w.packed[2], first_query, last_query);
@@ -428,7 +432,7 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
 
       bool is_seen = false;
       for (int64_t i = std::max(first_query_of(j), first_query); i < last_query; i += block) {
-        // The documents of these queries, and of all later ones, start after these keys.
+        // The documents of these queries and of all later queries start after these keys.
         if (head.first_block(i) > j) break;
 
         const int64_t queries = std::min(block, s.time - i),
@@ -437,12 +441,12 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
         block_gemm(k_rows, q_across.block_at(i), keys, columns, s.width, w.scores, block, false);
         block_gemm(v_rows, dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
 
-        // One pass gives both P and dS.
+        // Compute both P and dS in one pass.
         HWY_DYNAMIC_DISPATCH(softmax_backward_block)
         (w.scores, w.dp, block, keys, queries, depth, j, before + i, head.starts_of(i), s.scale,
          s.softcap, row_lse + i, w.delta + i, w.p, w.ds, types.as);
 
-        // dv += P^T dout and dk += dS^T q: the blocks are transposed already.
+        // Compute dv += P^T dout and dk += dS^T q. The blocks of P and dS are transposed already.
         if (makes_keys) {
           block_gemm({w.p, depth, types.as}, dy_along.block_at(i), keys, n, depth, w.dv, wide,
                      is_seen);
@@ -451,7 +455,7 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
           is_seen = true;
         }
 
-        // dq += dS k needs dS with queries as rows, so transpose it.
+        // dq += dS k needs dS with queries as rows, so transpose dS.
         if (!makes_queries) continue;
         const int64_t key_depth = packed_depth(keys, types.as);
         pack_left_transposed({w.ds, depth, types.as}, keys, queries, w.ds_rows, types.as);

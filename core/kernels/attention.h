@@ -1,8 +1,9 @@
-// Causal attention in blocks that stay in a core's cache (Dao et al. 2022, FlashAttention; Milakov
-// and Gimelshein 2018, online softmax). Memory grows linearly with the context, and blocks that are
-// masked completely are skipped. Elements are float32, bfloat16 or float16; sums are in float32. A
-// task of a thread is a head of a sample, or a part of the head's queries if there are few heads.
-// Sums have the same order either way, so results have the same bits on any number of threads.
+// Declares causal attention, computed in blocks that stay in a core's cache (Dao et al. 2022,
+// FlashAttention; Milakov and Gimelshein 2018, online softmax). Memory grows linearly with the
+// context, and blocks that are masked completely are skipped. Elements are float32, bfloat16 or
+// float16; sums are accumulated in float32. A task of a thread is a head of a sample, or, if there
+// are few heads, a part of the head's queries. Sums are computed in the same order in both cases,
+// so results on different numbers of threads are bitwise equal.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +12,22 @@
 
 namespace lathe {
 
-/// Sizes: q [batch, time, heads width]; k and v [batch, keys, kv_heads width], where each key head
-/// serves heads / kv_heads consecutive query heads (Ainslie et al. 2023, "GQA"); out [batch, time,
-/// heads width], contiguous. Query t has position keys - time + t and sees the keys up to that
-/// position.
+/// The sizes of an attention. q is [batch, time, heads * width]. k and v are [batch, keys, kv_heads
+/// * width]; each key head serves heads / kv_heads consecutive query heads (Ainslie et al. 2023,
+/// "GQA"). The output is [batch, time, heads * width] and contiguous. Query t has position keys -
+/// time + t and sees the keys up to that position.
 struct AttentionShape {
   int64_t batch = 0, time = 0, heads = 0, width = 0;
   float scale = 1;       ///< factor of the scores
   float softcap = 0;     ///< c: a scaled score s becomes c tanh(s / c); 0: no cap
-  int64_t kv_heads = 0;  ///< 0: heads
-  int64_t keys = 0;      ///< 0: time
-  /// If not null: [batch, time], not decreasing along a row. Query t sees no key before starts[t],
-  /// which must not be after the query's own position.
+  int64_t kv_heads = 0;  ///< number of key heads; 0: the same as `heads`
+  int64_t keys = 0;      ///< number of keys; 0: the same as `time`
+  /// If not null, an array [batch, time] whose rows do not decrease. Query t sees no key before
+  /// starts[t], which must not be after the position of the query.
   const int64_t* starts = nullptr;
-  /// If not null: [rope_rows, width], where rope_rows is `time` or `batch time`. q and k are
-  /// rotated by its angles when they are read, and dq and dk are rotated back
-  /// (core/kernels/rotary.h). Requires as many keys as queries.
+  /// If not null, an array [rope_rows, width], where rope_rows is time or batch * time. q and k are
+  /// rotated by the table's angles when they are read, and dq and dk are rotated back
+  /// (core/kernels/rotary.h). The table requires as many keys as queries.
   const float* rope_table = nullptr;
   int64_t rope_rows = 0;
 
@@ -43,16 +44,17 @@ struct HeadRows {
   int64_t stride = 0, batch_stride = 0;
 };
 
-/// Returns whether the kernel takes this shape in this type: a bfloat16 matmul needs an even width.
+/// Returns whether the kernels support this shape with elements of this type. A bfloat16 matmul
+/// needs an even width.
 bool attention_ready(const AttentionShape& s, Element type);
-/// Computes out = softmax(mask(q k^T scale)) v and, if lse [batch, heads, time] is not null, the
-/// log of each row's sum of exponentials.
+/// Computes out = softmax(mask(q k^T scale)) v. If lse [batch, heads, time] is not null, it
+/// receives the log of each row's sum of exponentials.
 void attention_forward(const AttentionShape& s, Element type, HeadRows q, HeadRows k, HeadRows v,
                        void* out, float* lse);
-/// Computes P = exp(q k^T scale - lse): dv = P^T dout, dS = P (dout v^T - sum(dout out)) scale, dq
-/// = dS k, dk = dS^T q. With softcap, these use the capped scores and their derivative. Overwrites
-/// dq, dk and dv, all three with `heads` heads: the caller sums the gradients of the heads that
-/// share a key head.
+/// Computes the gradients dv = P^T dout, dq = dS k and dk = dS^T q, where P = exp(q k^T scale -
+/// lse) and dS = P (dout v^T - sum(dout out)) scale. If softcap is not 0, P is computed from the
+/// capped scores, and dS includes the derivative of the cap. Overwrites dq, dk and dv. All three
+/// have `heads` heads; the caller sums the gradients of the heads that share a key head.
 void attention_backward(const AttentionShape& s, Element type, HeadRows q, HeadRows k, HeadRows v,
                         const void* out, const void* dout, const float* lse, HeadRows dq,
                         HeadRows dk, HeadRows dv);

@@ -29,40 +29,41 @@
 #define HWY_TARGET_INCLUDE "core/kernels/chain.cc"
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
-// Highway requires that these are included after foreach_target.h.
+// Highway requires these includes after foreach_target.h.
 #include "core/kernels/activation-inl.h"
 #include "core/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Returns the nearest bfloat16 as float32, ties to even; NaN stays NaN.
+/// Returns the nearest bfloat16 numbers as float32; ties round to even. NaN stays NaN.
 HWY_INLINE V rounded(V v) {
   const DU du;
   const auto bits = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const auto near =
       hn::And(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu))), hn::Set(du, 0xffff0000u));
-  // store_output() keeps only the upper 16 bits. Set one of them, so that NaN stays NaN.
+  // store_output() keeps only the upper 16 bits. Set one of these bits in NaN, so that NaN stays
+  // NaN.
   const auto nan = hn::Or(bits, hn::Set(du, 0x00400000u));
   return hn::IfThenElse(hn::Eq(v, v), hn::BitCast(D(), near), hn::BitCast(D(), nan));
 }
 
 HWY_INLINE hn::Mask<D> holds(V mask) { return hn::Ne(mask, hn::Zero(D())); }
 
-// The number of vectors that an instruction processes. They take half of the registers, and are
-// enough to hide the time to dispatch the next instruction.
+// The number of vectors that an instruction processes together. They take half of the registers,
+// and are enough to hide the time to dispatch the next instruction.
 constexpr int at_once = HWY_TARGET == HWY_AVX3 ? 16 : 8;
 
-/// Hides from the compiler how an address was computed. Otherwise, the compiler would keep an
-/// address for each vector, which would take more registers than there are.
+/// Hides from the compiler how an address was computed. Otherwise, the compiler would keep the
+/// address of each vector in a register, for which there are not enough registers.
 template <class T>
 HWY_INLINE T* opaque(T* p) {
   asm("" : "+r"(p));
   return p;
 }
 
-// Prefetch explicitly: the processor's own prefetcher does not recognize a loop with this many
+// Prefetch explicitly, because the hardware prefetcher does not recognize a loop with this many
 // instructions between its loads.
 constexpr int64_t ahead = 2048;  // prefetch distance, in elements
 HWY_INLINE void fetch(const float* from) {
@@ -70,9 +71,9 @@ HWY_INLINE void fetch(const float* from) {
   for (int k = 0; k < at_once; ++k) hwy::Prefetch(p + k * lanes());
 }
 
-/// Runs instructions on K vectors that begin at element `at` of a tile. A result that one
-/// instruction passes to the next stays in vector registers. `part` loads and stores a vector, or
-/// an incomplete last one (Whole and Part in simd-inl.h).
+/// Runs instructions on K vectors that begin at element `at` of a tile. A result that only the next
+/// instruction reads stays in vector registers. `part` loads and stores a vector, which may be
+/// incomplete at the end of the tile (Whole and Part in simd-inl.h).
 template <int K, class P>
 class Machine {
  public:
@@ -104,7 +105,8 @@ class Machine {
   /// Rounds vectors to bfloat16.
   HWY_INLINE void round(V* v) const {
 #if HWY_TARGET == HWY_AVX3
-    // The CPU's instruction treats subnormal numbers as zero, so it is used only if there are none.
+    // The CPU's instruction treats subnormal numbers as zero, so use it only if no number is
+    // subnormal.
     if (HWY_LIKELY(active_isa() >= Isa::avx512_bf16)) {
       constexpr int is_subnormal = 0x20;
       __mmask16 small = 0;
@@ -121,7 +123,8 @@ class Machine {
 #endif
     each(v, [&](V x, int) HWY_ATTR { return rounded(x); });
   }
-  /// Sets a to f(a, b). If the instruction has no operand b, b is its number.
+  /// Sets operand a, which is in `v`, to f(a, b). If the instruction has no operand b, b is the
+  /// instruction's number.
   template <class F>
   HWY_INLINE void binary(const ChainInstruction& i, V* v, F&& f) const {
     if (i.b >= 0) {
@@ -203,7 +206,7 @@ HWY_INLINE float float_of(float x) { return x; }
 HWY_INLINE float float_of(c10::BFloat16 x) { return static_cast<float>(x); }
 HWY_INLINE float float_of(bool x) { return x ? 1.0f : 0.0f; }
 
-/// Loads the elements of an input that belong to elements [begin, begin + n) of the chain.
+/// Loads the elements of an input that correspond to elements [begin, begin + n) of the chain.
 template <class T>
 void load_as(const Chain::Input& input, const T* from, int64_t begin, int64_t n, float* to) {
   const auto convert = [&](const T* source, int64_t at, int64_t count) HWY_ATTR {
@@ -258,8 +261,8 @@ void store_output(ChainType type, const float* from, int64_t n, void* to, int64_
   });
 }
 
-/// Runs instructions, none of which needs a complete tile, on elements [first, first + n) of the
-/// tile that begins at element `tile` of the chain.
+/// Runs instructions on elements [first, first + n) of the tile that begins at element `tile` of
+/// the chain. None of the instructions may need a complete tile.
 void chain_block(const ChainInstruction* code, size_t count, const ChainFrame& frame, int64_t tile,
                  int64_t first, int64_t n) {
   const auto of_memory = [](const ChainInstruction& i) {
@@ -328,9 +331,9 @@ void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, co
   }
 }
 
-/// A call of one of ATen's functions. Its operands and its result are tensors of n elements, which
+/// A call of one of ATen's functions. The operands and the result are tensors of n elements that
 /// share the memory of registers. If the result is rounded to bfloat16, the function works on
-/// bfloat16 copies of them instead. `copies` has room for three tensors of `room` elements.
+/// bfloat16 copies of these tensors. `copies` is memory for three tensors of `room` elements.
 class Call {
  public:
   Call(const ChainInstruction& instruction, float* const* places, c10::BFloat16* copies,
@@ -358,12 +361,13 @@ class Call {
 
  private:
   const ChainInstruction& instruction_;
-  std::array<at::Tensor, 3> wide_, used_;  // the result and the operands
+  std::array<at::Tensor, 3> wide_, used_;  // the result and the operands: the registers in float32,
+                                           // and the tensors that the function uses
 };
 
 }  // namespace
 
-/// A run of a chain. Threads share it.
+/// A run of a chain. All threads share this object.
 class ChainRun {
  public:
   ChainRun(const Chain& chain, const ChainPlan& plan, const ChainTiles& tiles,
@@ -384,16 +388,16 @@ class ChainRun {
   void run(int64_t begin, int64_t end, char* scratch) const;
 
  private:
-  /// The working memory of a thread, and the tile that it processes.
+  /// The working memory of a thread, and a description of the tile that the thread processes.
   struct Work {
     std::vector<float*> places;
     c10::BFloat16* copies = nullptr;
     int64_t bytes = 0;
-    std::vector<Call> calls;  // for a tile of the current size, in the order of the code
-    int64_t rows = 0;         // of the tile
+    std::vector<Call> calls;  // calls for a tile of the current size, in the order of the code
+    int64_t rows = 0;         // number of rows of the tile
   };
 
-  int64_t room() const { return tiles_.tile + tiles_.slack; }  // elements of a register
+  int64_t room() const { return tiles_.tile + tiles_.slack; }  // number of elements of a register
   Work carved(char* base) const;
   void prepare_calls(Work& w, int64_t count) const;
   void run_tile(Work& w, int64_t first, int64_t count) const;
@@ -420,9 +424,11 @@ void ChainRun::run(int64_t begin, int64_t end, char* scratch) const {
   }
 }
 
-/// Divides a thread's memory. If `base` is null, only computes its size.
+/// Divides a thread's memory, which begins at `base`, into registers and copies. If `base` is null,
+/// only computes the size of the memory.
 ChainRun::Work ChainRun::carved(char* base) const {
-  const int64_t stride = room() + 144;  // registers begin in different sets of the caches
+  const int64_t stride = room() + 144;  // with this stride, registers begin in different sets of
+                                        // the caches
   Work w;
   Carver carver(base);
   auto* const registers = carver.take<float>(std::max(1, plan_.registers) * stride);
@@ -443,7 +449,7 @@ void ChainRun::prepare_calls(Work& w, int64_t count) const {
   }
 }
 
-/// Runs an instruction that needs complete rows on the tile.
+/// Runs on a tile an instruction that needs complete rows.
 void ChainRun::run_rows(const Work& w, const ChainInstruction& i) const {
   const auto place = [&](int of) { return w.places[static_cast<size_t>(of)]; };
   const int64_t columns = chain_.columns_;

@@ -1,11 +1,13 @@
-// Chains: programs of elementwise ops that run block by block, so that each input is read from
-// memory once and each output written once. The blocks stay in the L1 cache. A chain may also sum
-// rows and use the sums in further ops; its blocks then consist of complete rows.
+// Declares chains. A chain is a program of elementwise ops that runs block by block, so that each
+// input is read from memory once and each output is written once. The blocks stay in the L1 cache.
+// A chain may also sum rows and use the sums in further ops. In that case, its blocks consist of
+// complete rows.
 //
-// On any number of threads, a chain's results have the same bits as if its ops ran one by one.
-// Arithmetic is that of IEEE 754, and a bfloat16 value is rounded after each op. Functions such as
-// exp() are ATen's own, called on tiles that begin where ATen's vectors would. Ops on rows are
-// those of core/kernels/row_ops.h. NaNs may differ in their payload.
+// On any number of threads, the results of a chain are bitwise equal to the results of its ops run
+// one by one. Only the payload of NaNs may differ. Arithmetic follows IEEE 754, and a bfloat16
+// value is rounded after each op. For functions such as exp(), a chain calls ATen's functions on
+// tiles that begin where ATen's vectors would begin. Ops on rows are computed by the functions of
+// core/kernels/row_ops.h.
 #pragma once
 
 #include <array>
@@ -20,7 +22,8 @@ namespace lathe {
 /// values are rounded to bfloat16, and values of masks are 0 or 1.
 enum class ChainType : uint8_t { f32, bf16, mask };
 
-/// An op of a chain. Its operands are a, b and c, which Step::from lists; s is Step::number.
+/// An op of a chain. In the following formulas, a, b and c are the operands that Step::from lists,
+/// and s is Step::number.
 enum class ChainOp : uint8_t {
   input,             ///< not an op: an input of the chain
   copy,              ///< a
@@ -28,43 +31,44 @@ enum class ChainOp : uint8_t {
   reciprocal,        ///< 1 / a
   relu,              ///< max(a, 0)
   clamp,             ///< a within [-s, s]
-  add,               ///< a + b; in this and the following ops, s replaces a missing b
+  add,               ///< a + b; here and below, s is used in place of a missing b
   sub,               ///< a - b
   mul,               ///< a b
   div,               ///< a / b
-  relu_grad,         ///< a where b > 0 or b is NaN, else 0
+  relu_grad,         ///< a where b > 0 or b is NaN, otherwise 0
   less,              ///< a < b, a mask
   less_equal,        ///< a <= b, a mask
   greater,           ///< a > b, a mask
   greater_equal,     ///< a >= b, a mask
   equal,             ///< a == b, a mask
   not_equal,         ///< a != b, a mask
-  select,            ///< b where the mask a holds, else c
-  fill,              ///< s where the mask a holds, else b
-  keep,              ///< b where the mask a holds, else s
+  select,            ///< b where the mask a is 1, otherwise c
+  fill,              ///< s where the mask a is 1, otherwise b
+  keep,              ///< b where the mask a is 1, otherwise s
   row_sum,           ///< the sum of each row of a: one element per row
-  row_mean,          ///< row_sum divided by s; only in formulas (autograd/chain_formula.h)
-  spread,            ///< a, which has one element per row, repeated along the rows
-  softmax,           ///< of each row of a
-  softmax_grad,      ///< the gradient of its input; a: that of the result, b: the result
-  log_softmax,       ///< of each row of a
-  log_softmax_grad,  ///< as softmax_grad
-  inverse_root,      ///< 1 / sqrt(a), with the bits of ATen's rsqrt() of float32
-  // Ops named own_ are Lathe's kernels, whose bits may differ from those of ATen's functions.
+  row_mean,          ///< row_sum divided by s; used only in formulas (autograd/chain_formula.h)
+  spread,            ///< repeats a, which has one element per row, along the rows
+  softmax,           ///< applied to each row of a
+  softmax_grad,      ///< gradient of softmax's input; a: gradient of the result, b: the result
+  log_softmax,       ///< applied to each row of a
+  log_softmax_grad,  ///< gradient of log_softmax's input; operands as for softmax_grad
+  inverse_root,      ///< 1 / sqrt(a), bitwise equal to ATen's rsqrt() of float32
+  // Ops whose names begin with own_ are Lathe's kernels. Their results may differ in bits from
+  // those of ATen's functions.
   own_tanh,
   own_silu,
   own_gelu,       ///< the tanh form
-  own_tanh_grad,  ///< the gradient of the input; a: that of the result, b: the result
-  own_silu_grad,  ///< the gradient of the input; a: that of the result, b: the input
-  own_gelu_grad,  ///< as own_silu_grad
+  own_tanh_grad,  ///< gradient of the input; a: gradient of the result, b: the result
+  own_silu_grad,  ///< gradient of the input; a: gradient of the result, b: the input
+  own_gelu_grad,  ///< operands as for own_silu_grad
   // Only ChainPlan creates the following five ops.
   sub_from,  ///< b - a
   div_into,  ///< b / a
   square,    ///< a a
-  load,      ///< an input, converted into a register
-  store,     ///< a register, converted into an output
-  // The following ops call ATen's functions. ATen's square root is not always correctly rounded, so
-  // sqrt is among them.
+  load,      ///< copies an input to a register and converts it to float32
+  store,     ///< copies a register to an output and converts it to the type of the output
+  // The following ops call ATen's functions. sqrt is one of these ops because ATen's square root is
+  // not always correctly rounded.
   sqrt,
   rsqrt,
   exp,
@@ -76,23 +80,23 @@ enum class ChainOp : uint8_t {
   gelu,  ///< the tanh form
   gelu_exact,
   pow,              ///< a to the power of s
-  tanh_grad,        ///< the gradient of the input; a: that of the result, b: the result
-  sigmoid_grad,     ///< as tanh_grad
-  silu_grad,        ///< the gradient of the input; a: that of the result, b: the input
-  gelu_grad,        ///< as silu_grad
-  gelu_exact_grad,  ///< as silu_grad
+  tanh_grad,        ///< gradient of the input; a: gradient of the result, b: the result
+  sigmoid_grad,     ///< operands as for tanh_grad
+  silu_grad,        ///< gradient of the input; a: gradient of the result, b: the input
+  gelu_grad,        ///< operands as for silu_grad
+  gelu_exact_grad,  ///< operands as for silu_grad
 };
 
-/// Returns whether the op is one of ATen's functions.
+/// Returns whether the op calls one of ATen's functions.
 constexpr bool calls_aten(ChainOp op) { return op >= ChainOp::sqrt; }
 
-/// Returns whether the op computes each row of its result from a complete row.
+/// Returns whether the op needs a complete row of its operands to compute a row of its result.
 constexpr bool needs_rows(ChainOp op) {
   return op >= ChainOp::row_sum && op <= ChainOp::log_softmax_grad;
 }
 
-/// A program of elementwise ops. Values are numbered: first the inputs, then the results of steps.
-/// If the chain has rows, a value has either as many elements as the chain or one per row.
+/// A program of elementwise ops. Values have numbers: first the inputs, then the results of steps.
+/// If the chain has rows, a value has either as many elements as the chain or one element per row.
 class Chain {
  public:
   /// The layout of an input; see add_input().
@@ -102,7 +106,8 @@ class Chain {
     int64_t size = 0;
     bool per_row = false;
   };
-  /// An op with its operands; see ChainOp and add_step(). `from`: the operands a, b and c, or -1.
+  /// An op with its operands; see ChainOp and add_step(). `from` holds the values of the operands
+  /// a, b and c; -1: no operand.
   struct Step {
     ChainOp op = ChainOp::copy;
     std::array<int, 3> from{-1, -1, -1};
@@ -110,19 +115,22 @@ class Chain {
     bool low = false;
   };
 
-  /// Creates a chain whose elements form rows of `columns` elements. 0: it has no rows.
+  /// Creates a chain whose elements form rows of `columns` elements. If `columns` is 0, the chain
+  /// has no rows.
   explicit Chain(int64_t columns = 0) : columns_(columns) {}
 
-  /// Adds an input and returns its value. All inputs must be added before the first step. If `size`
-  /// is 0, the input has as many elements as the chain. Otherwise element i of the chain takes
-  /// element (i / inner) % size: for a row, `inner` is 1; for a column, `inner` is the stride of
-  /// its dim; a single number has size 1. An input that is `per_row` has one element for each row.
+  /// Adds an input and returns the number of its value. All inputs must be added before the first
+  /// step. If `size` is 0, the input has as many elements as the chain. Otherwise element i of the
+  /// chain reads element (i / inner) % size of the input. For a row, `inner` is 1; for a column,
+  /// `inner` is the stride of its dim; for a single number, `size` is 1. If `per_row` is true, the
+  /// input has one element for each row.
   int add_input(const Input& input);
-  /// Adds an op and returns the value of its result. If Step::low is true, the result is rounded to
-  /// bfloat16. The result has one element per row if all operands do. Otherwise, operands with one
-  /// element per row are first repeated along the rows.
+  /// Adds an op and returns the number of its result's value. If Step::low is true, the result is
+  /// rounded to bfloat16. The result has one element per row if all operands have one element per
+  /// row. Otherwise, operands with one element per row are first repeated along the rows.
   int add_step(Step step);
-  /// Makes the result of a step an output of this type, which must be able to represent its values.
+  /// Makes the result of a step an output of this type, which must be able to represent the
+  /// elements of the result.
   void add_output(int value, ChainType type);
 
   /// Computes n elements, which must be complete rows if the chain has rows. Inputs and outputs are
@@ -141,8 +149,9 @@ class Chain {
   int64_t columns_;
   std::vector<Input> inputs_;
   std::vector<Step> steps_;
-  std::vector<bool> per_row_;     // of each value
-  std::map<int, int> spread_of_;  // from a value with one element per row to its `spread`
+  std::vector<bool> per_row_;     // whether each value has one element per row
+  std::map<int, int> spread_of_;  // maps a value with one element per row to its repetition along
+                                  // the rows (`spread`)
   std::vector<Output> outputs_;
 };
 

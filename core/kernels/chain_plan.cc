@@ -10,8 +10,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the op that gives the same result as `op` with operands a and b exchanged: `greater` for
-/// `less`. Returns nullopt if there is none.
+/// Returns the op that gives the same result as `op` if operands a and b are exchanged, such as
+/// `greater` for `less`. Returns nullopt if there is no such op.
 std::optional<ChainOp> mirrored(ChainOp op) {
   switch (op) {
     case ChainOp::add:
@@ -28,9 +28,9 @@ std::optional<ChainOp> mirrored(ChainOp op) {
   }
 }
 
-/// Returns a form of `step` that takes `value`, the result of the previous step, from vector
-/// registers: operand a is -1, which stands for `value`, and b and c are other values. Returns
-/// nullopt if there is no such form.
+/// Returns a form of `step` that reads `value`, the result of the previous step, from vector
+/// registers. In this form, operand a is -1, which stands for `value`, and b and c are other
+/// values. Returns nullopt if there is no such form.
 std::optional<Chain::Step> continued(Chain::Step step, int value) {
   auto& [a, b, c] = step.from;
   if (runs_on_tile(step.op) || std::count(step.from.begin(), step.from.end(), value) == 0)
@@ -85,7 +85,7 @@ int64_t rows_of_vectors(int64_t columns, bool calls, bool calls_per_row) {
   return calls ? full_vectors / std::gcd(columns, full_vectors) : 1;
 }
 
-/// Returns how many elements ATen gives to each thread.
+/// Returns how many of n elements ATen gives to each thread.
 int64_t atens_share(int64_t n) {
   return divide_up(n, std::min<int64_t>(at::get_num_threads(), divide_up(n, chain_grain)));
 }
@@ -97,12 +97,13 @@ ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row, int64_t 
   // cache.
   constexpr int64_t block = 1024, block_of_calls = 8192;
   const int64_t about = calls ? block_of_calls : columns > 0 ? 4 * block : block;
-  // The slack avoids a last tile of a single element: ATen's gelu() of a single element has other
-  // bits than gelu() of that element at the end of a longer tensor.
+  // The slack avoids a last tile of a single element. ATen's gelu() of a tensor with a single
+  // element may differ in bits from gelu() of the same element at the end of a longer tensor.
   if (columns == 0) return {.part = 1, .tile = about, .slack = full_vectors};
 
   const int64_t unit = rows_of_vectors(columns, calls, calls_per_row) * columns;
-  // If ATen's functions are called on one element per row, they compute all rows in one share.
+  // If ATen's functions are called for values with one element per row, ATen computes all rows in
+  // one share.
   const bool is_atens_share = calls && !calls_per_row && n > 0 && atens_share(n) % columns == 0;
   return {.part = is_atens_share ? 1 : unit, .tile = std::max(unit, about / unit * unit)};
 }
@@ -118,7 +119,8 @@ bool rows_split_alike(int64_t rows, int64_t columns, bool calls, bool calls_per_
 }
 
 bool gelu_splits_alike(int64_t n) {
-  constexpr int64_t one_share = 16384;  // gelu() computes up to this many elements on one thread
+  constexpr int64_t one_share = 16384;  // ATen's gelu() computes up to this many elements on one
+                                        // thread
   const int64_t threads = at::get_num_threads(),
                 of_chain = std::min(threads, divide_up(n, chain_grain));
   if (n <= one_share || threads == of_chain) return true;
@@ -170,7 +172,8 @@ int ChainPlan::new_register() {
 }
 
 /// Assigns a place to each input that a step reads. Inputs that are converted, broadcast or read by
-/// ATen's functions are loaded into registers before the first step; the others are read in place.
+/// ATen's functions are loaded into registers before the first step. Other inputs are read in
+/// place.
 void ChainPlan::load_inputs() {
   for (size_t i = 0; i < chain_.inputs_.size(); ++i) {
     const Chain::Input& input = chain_.inputs_[i];
@@ -184,8 +187,8 @@ void ChainPlan::load_inputs() {
   }
 }
 
-/// Returns whether the result of a step needs a place. It needs none if it is not an output and
-/// only the next step reads it, which takes it from vector registers.
+/// Returns whether the result of a step needs a place. The result needs none if it is not an output
+/// and only the next step reads it, from vector registers.
 bool ChainPlan::has_place(size_t i) const {
   const size_t value = chain_.inputs_.size() + i;
   return runs_on_tile(chain_.steps_[i].op) || by_call_[value] || output_[value] >= 0 ||
@@ -197,8 +200,8 @@ void ChainPlan::add_step(size_t i) {
   const Chain::Step& given = chain_.steps_[i];
   const size_t value = chain_.inputs_.size() + i;
   Chain::Step step = given;
-  // The previous result is in vector registers only if the last instruction is neither a store nor
-  // one that runs on a tile.
+  // The result of the previous step is in vector registers only if the last instruction is not a
+  // store and does not run on a complete tile.
   const bool follows =
       i > 0 && !code.empty() && code.back().op != ChainOp::store && !runs_on_tile(code.back().op);
   if (follows) step = continued(given, static_cast<int>(value) - 1).value_or(given);
@@ -229,8 +232,8 @@ void ChainPlan::add_step(size_t i) {
       (by_call_[value] || chain_.outputs_[static_cast<size_t>(output)].type != ChainType::f32);
   const bool direct = output >= 0 && !stores;
 
-  // The result of an instruction may be written over an operand that no later step reads.
-  // Instructions that run on a tile need a separate register for the result.
+  // The result of an instruction may overwrite an operand that no later step reads. Instructions
+  // that run on a complete tile need a separate register for the result.
   if (!runs_on_tile(step.op)) release_operands();
   if (direct)
     place_[value] = static_cast<int>(chain_.inputs_.size()) + output;

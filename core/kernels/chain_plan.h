@@ -1,5 +1,5 @@
-// The program that Chain::run() executes: instructions on registers, which are arrays of float32 in
-// memory.
+// Declares the program that Chain::run() executes. Its instructions work on registers, which are
+// arrays of float32 in memory.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace lathe {
 
-/// An instruction. Its operands and its result are in places, which are numbered: first the inputs,
-/// then the outputs, then the registers. If `a` is -1, operand a is the result of the previous
+/// An instruction. Operands and results are in places, which have numbers: first the inputs, then
+/// the outputs, then the registers. If `a` is -1, operand a is the result of the previous
 /// instruction, which is still in vector registers. If `to` is -1, the result stays in vector
-/// registers and is not stored. In a load, `a` is the index of an input; in a store, `to` is the
-/// index of an output. If `per_row` is true, the result has one element per row.
+/// registers and is not stored. In a `load`, `a` is the index of an input; in a `store`, `to` is
+/// the index of an output. If `per_row` is true, the result has one element per row.
 struct ChainInstruction {
   ChainOp op = ChainOp::copy;
   bool low = false, per_row = false;
@@ -21,16 +21,18 @@ struct ChainInstruction {
   double number = 0;
 };
 
-/// The instructions of a chain, with as few registers as the lifetimes of values permit. A float32
-/// input or output is read or written in place, without a register, except by ATen's functions.
+/// The instructions of a chain. They use as few registers as the lifetimes of values permit. A
+/// float32 input or output is read or written in place, without a register, unless one of ATen's
+/// functions reads or computes it.
 class ChainPlan {
  public:
   explicit ChainPlan(const Chain& chain);
 
   std::vector<ChainInstruction> code;
   int registers = 0;
-  bool calls = false;          ///< some instruction calls ATen
-  bool calls_per_row = false;  ///< some of these calls have one element per row
+  bool calls = false;          ///< whether an instruction calls one of ATen's functions
+  bool calls_per_row = false;  ///< whether one of these calls computes a value with one element per
+                               ///< row
 
  private:
   void read_uses();
@@ -41,54 +43,61 @@ class ChainPlan {
 
   const Chain& chain_;
   size_t first_register_;
-  std::vector<int> place_;        // of each value; -1 if it has none
-  std::vector<size_t> last_use_;  // the last step that reads each value, or else computes it
-  std::vector<int> uses_;         // how many steps read each value
-  std::vector<bool> by_call_;     // whether ATen's functions read or compute the value
-  std::vector<int> output_;       // of each value: its output; -1: none
+  std::vector<int> place_;        // the place of each value; -1 if the value has none
+  std::vector<size_t> last_use_;  // the last step that reads each value; if no step reads it, the
+                                  // step that computes it
+  std::vector<int> uses_;         // number of steps that read each value
+  std::vector<bool> by_call_;     // whether one of ATen's functions reads or computes each value
+  std::vector<int> output_;       // the index of the output that each value is; -1 if it is not an
+                                  // output
   std::vector<int> free_;
 };
 
 /// The grain size of ATen's loops. A chain divides its elements among threads as ATen does. If the
-/// last elements of a thread's share do not fill a vector, ATen computes them with other functions,
-/// whose results may differ in their bits.
+/// last elements of a thread's share do not fill a vector, ATen computes these elements with other
+/// functions, whose results may differ in bits.
 constexpr int64_t chain_grain = 32768;
-/// A number of elements that fills the vectors of all of ATen's functions: two AVX-512 vectors of
-/// bfloat16.
+/// A number of elements that fills complete vectors in all of ATen's functions. It corresponds to
+/// two AVX-512 vectors of bfloat16.
 constexpr int64_t full_vectors = 64;
 
-/// Returns whether an instruction runs on a complete tile. The other instructions run together on
-/// one block of the tile after another.
+/// Returns whether an instruction runs on a complete tile. Consecutive instructions of other kinds
+/// run together on one block of the tile after another.
 constexpr bool runs_on_tile(ChainOp op) { return calls_aten(op) || needs_rows(op); }
 
-/// How a chain divides its elements. They are divided into parts of `part` elements, of which each
-/// thread gets some, and a thread's elements into tiles of `tile` elements. Only the last tile of a
-/// thread may have another size, up to `tile + slack`.
+/// How a chain divides its elements. A thread gets a range of parts, which have `part` elements
+/// each. The elements of a thread are divided into tiles of `tile` elements. Only the last tile of
+/// a thread may have another size, up to `tile + slack`.
 struct ChainTiles {
   int64_t part = 1, tile = 0, slack = 0;
 };
-/// Returns how a chain with rows of `columns` elements (0: without rows) divides n elements.
+/// Returns how a chain with rows of `columns` elements divides n elements. If `columns` is 0, the
+/// chain has no rows.
 ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row, int64_t n);
 
-/// Returns whether a chain with rows has the same bits as its ops one by one. That is so if its
-/// tiles, which consist of complete rows, can begin where ATen's vectors do, and are small enough
-/// for the caches. `calls`: the chain calls ATen's functions for values that have as many elements
-/// as the chain. `calls_per_row`: it calls them for values that have one element per row. There may
-/// then be at most chain_grain rows, so that ATen computes these values on one thread.
+/// Returns whether the results of a chain with rows are bitwise equal to the results of its ops run
+/// one by one. This requires that the chain's tiles, which consist of complete rows, can begin
+/// where ATen's vectors begin, and that the tiles are small enough for the caches. `calls` is true
+/// if the chain calls ATen's functions for values that have as many elements as the chain.
+/// `calls_per_row` is true if the chain calls them for values that have one element per row. In
+/// that case, there may be at most chain_grain rows, so that ATen computes these values on one
+/// thread.
 bool rows_split_alike(int64_t rows, int64_t columns, bool calls, bool calls_per_row);
 
-/// Returns whether ATen's gelu() has the same bits in a chain of n elements as on its own. ATen's
-/// gelu() divides elements among threads in its own way, so bits may differ where a share ends
-/// within a vector. ATen divides the elements of all other functions as a chain does.
+/// Returns whether ATen's gelu(), called by a chain of n elements, gives bitwise the same result as
+/// gelu() of the complete tensor. ATen divides the elements of gelu() among threads in another way
+/// than a chain does, so results may differ in bits where a thread's share ends within a vector.
+/// For all other functions, ATen divides elements as a chain does.
 bool gelu_splits_alike(int64_t n);
 
 /// The memory of a tile that a thread processes.
 struct ChainFrame {
-  float* const* places;        ///< the addresses of all places, at the beginning of the tile
-  const Chain::Input* inputs;  ///< how each input is read; `size` is 0 if it is per row
-  const void* const* sources;  ///< the inputs, from their first element
-  void* const* results;        ///< the outputs, from their first element
-  const ChainType* types;      ///< of the outputs
+  float* const* places;        ///< for each place, the address of the tile's first element
+  const Chain::Input* inputs;  ///< layout of each input; `size` is 0 if the input has one element
+                               ///< per row
+  const void* const* sources;  ///< addresses of the inputs' first elements
+  void* const* results;        ///< addresses of the outputs' first elements
+  const ChainType* types;      ///< types of the outputs
   int read;                    ///< number of places that belong to inputs
 };
 

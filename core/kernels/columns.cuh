@@ -1,5 +1,5 @@
-// Sums of the columns of a matrix that a kernel reads or computes, in float32 and always in the
-// same order.
+// Defines kernels that sum the columns of a matrix, which they read or compute. They sum in float32
+// and always in the same order.
 #pragma once
 
 #include "core/kernels/launch.cuh"
@@ -11,9 +11,9 @@ namespace {
 
 constexpr int column_threads = 256;
 
-/// Each block sums column_sum_rows rows of a tile of columns. Each of its 8 warps sums every eighth
-/// row, and each thread of a warp sums a pack of Source::width columns. source(i, values) writes
-/// pack i of the matrix to `values`.
+/// Each block of threads sums column_sum_rows rows of a tile of columns. Each of the block's 8
+/// warps sums every eighth row, and each thread of a warp sums a pack of Source::width columns.
+/// source(i, values) writes pack i of the matrix to `values`.
 template <class Source>
 __global__ void column_sums_kernel(Source source, int64_t rows, int64_t columns, float* partials) {
   constexpr int width = Source::width, warps = column_threads / 32, tile = 32 * width;
@@ -51,7 +51,8 @@ __global__ void column_totals_kernel(const float* partials, int64_t rows, int64_
   if (threadIdx.x < 32 && column < columns) sums[column] = total;
 }
 
-/// Writes the sums of the columns of `source`. `partials`: column_sum_scratch() floats.
+/// Writes the sums of the columns of `source` to `sums`. `partials` is scratch memory of
+/// column_sum_scratch() floats.
 template <class Source>
 void launch_column_sums(const Source& source, int64_t rows, int64_t columns, float* partials,
                         float* sums, cudaStream_t stream) {

@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/dropout.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/philox-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -24,7 +24,7 @@ void run(const void* x_, void* y_, int64_t begin, int64_t end, const DropoutMask
   T kept[most], dropped[most];
   for (int64_t at = begin; at < end;) {
     const uint64_t place = mask.first + static_cast<uint64_t>(at);
-    const auto skip = static_cast<int64_t>(place % 4);  // a range may begin within a block
+    const auto skip = static_cast<int64_t>(place % 4);  // a range may begin within a Philox block
     const int64_t n = std::min(most - skip, end - at);
     philox_blocks(place / 4, mask.step, mask.key, words);
     for (int64_t i = 0; i < n; ++i)

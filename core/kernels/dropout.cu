@@ -8,15 +8,15 @@
 namespace lathe {
 namespace {
 
-/// Four elements that are read and written by one instruction.
+/// Four elements that one instruction reads or writes.
 template <class T>
 struct alignas(4 * sizeof(T)) Four {
   T of[4];
 };
 
-/// Each thread processes Philox blocks of four numbers. Philox block `block` is for elements 4 *
-/// block to 4 * block + 3 of the global batch. `by_four`: x and y are aligned so that the four
-/// elements of a block can be read and written together.
+/// Each thread processes Philox blocks of four numbers. Philox block `block` decides about elements
+/// 4 * block to 4 * block + 3 of the global batch. `by_four` is true if x and y are aligned so that
+/// the four elements of a block can be read and written together.
 template <class T, class Compute>
 __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bool by_four) {
   const uint64_t first_block = mask.first / 4;

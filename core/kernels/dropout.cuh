@@ -1,4 +1,4 @@
-// Launches dropout on a CUDA stream; see core/kernels/dropout.h.
+// Launches dropout (core/kernels/dropout.h) on a CUDA stream.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,6 +1,6 @@
-// Dropout's mask and product. Element i of the global batch is dropped if word i % 4 of Philox
-// block i / 4 is below the threshold. The mask is therefore the same on every device and for every
-// split of the batch. See core/rng.h.
+// Declares dropout. Element i of the global batch is dropped if word i % 4 of Philox block i / 4 is
+// below the threshold. The mask is therefore the same on every device and for every split of the
+// batch among processes. See core/rng.h.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace lathe {
 
-/// Which elements are dropped, and the factor of the other elements.
+/// Defines which elements are dropped, and by which factor the other elements are multiplied.
 struct DropoutMask {
   RngKey key;
   uint64_t step = 0;
-  uint64_t first = 0;      ///< index in the global batch of element 0
+  uint64_t first = 0;      ///< the index that element 0 has in the global batch
   uint32_t threshold = 0;  ///< p * 2^32
   double scale = 1;        ///< 1 / (1 - p)
 };

@@ -12,13 +12,13 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/e4m3.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-// These are plain loops, which the compiler vectorizes for each instruction set.
+// The following functions are plain loops, which the compiler vectorizes for each instruction set.
 
 template <class T>
 void pack_rows_as(const T* x, uint8_t* y, float* factors, int64_t begin, int64_t end, int64_t n) {
@@ -26,8 +26,8 @@ void pack_rows_as(const T* x, uint8_t* y, float* factors, int64_t begin, int64_t
     const T* in = x + r * n;
     uint8_t* out = y + r * n;
 
-    // The bits of absolute values have the same order as the values, and the bits of infinity and
-    // NaN are the largest.
+    // The bits of absolute values, compared as integers, have the same order as the values. The
+    // bits of infinity and NaN are larger than those of all numbers.
     uint32_t bits = 0;
     for (int64_t i = 0; i < n; ++i)
       bits = std::max(bits, std::bit_cast<uint32_t>(static_cast<float>(in[i])) & 0x7fffffffu);
@@ -85,7 +85,7 @@ HWY_EXPORT(pack_rows);
 HWY_EXPORT(unpack_rows);
 
 namespace {
-/// Returns how many rows of n elements are worth a thread.
+/// Returns the smallest number of rows of n elements that is worth a thread.
 int64_t rows_of_thread(int64_t n) { return std::max<int64_t>(1, (1 << 14) / n); }
 }  // namespace
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int e4m3_threads = 128;
 
-/// Each block of threads packs one row.
+/// Packs rows. Each block of threads packs one row.
 template <class T>
 __global__ void pack_kernel(const T* x, uint8_t* y, float* factors, int64_t n) {
   const int64_t begin = blockIdx.x * n;

@@ -1,4 +1,5 @@
-// Rounds a number to e4m3, and a row of numbers to codes with a factor, on CPUs and GPUs.
+// Defines how a number is rounded to e4m3, and how a row of numbers is rounded to codes with a
+// factor, on CPUs and GPUs.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +14,13 @@ namespace lathe {
 LATHE_BOTH inline uint8_t e4m3_code(float v) {
   const auto bits = __builtin_bit_cast(uint32_t, v), size = bits & 0x7fffffffu;
   const uint32_t normal = ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - (120u << 3);
-  // Below 2^-6, the numbers of e4m3 are multiples of 2^-9, which is the spacing of float32 numbers
-  // from 2^14 on.
+  // Below 2^-6, the numbers of e4m3 are multiples of 2^-9. This is also the spacing of the float32
+  // numbers from 2^14 to 2^15.
   const float shifted = __builtin_bit_cast(float, size) + 0x1p14f;
-  const uint32_t below = __builtin_bit_cast(uint32_t, shifted) - 0x46800000u;  // bits of 2^14
-  const uint32_t code = size >= 0x3c800000u ? normal : below;                  // bits of 2^-6
+  // the bits of 2^14 in float32
+  const uint32_t below = __builtin_bit_cast(uint32_t, shifted) - 0x46800000u;
+  // the bits of 2^-6 in float32
+  const uint32_t code = size >= 0x3c800000u ? normal : below;
   return static_cast<uint8_t>(code | (bits >> 24 & 0x80u));
 }
 
@@ -31,8 +34,8 @@ LATHE_BOTH inline float e4m3_value(uint8_t code) {
       float, __builtin_bit_cast(uint32_t, v) | static_cast<uint32_t>(code & 0x80u) << 24);
 }
 
-/// How the numbers of a row are rounded; see pack_e4m3(). `largest`: their largest absolute value,
-/// or infinity or NaN if one of them is infinite or NaN.
+/// Defines how the numbers of a row are rounded; see pack_e4m3(). `largest` is the largest absolute
+/// value of the row, or infinity or NaN if the row contains an infinite number or NaN.
 struct E4m3Row {
   static constexpr float limit = 448;  // the largest number of the format
   bool is_finite;

@@ -1,4 +1,5 @@
-// Element types of kernels. There is no LibTorch header here, so that .cu files can include it.
+// Defines the element types of kernels. This file includes no LibTorch header, so that .cu files
+// can include it.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/epilogue.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/activation-inl.h"
 #include "core/kernels/simd-inl.h"
 

@@ -1,4 +1,5 @@
-// Operations on a block of a matmul's result while the block is still in the nearest cache.
+// Declares the epilogue of a matmul: operations on a block of the result while the block is still
+// in the nearest cache.
 #pragma once
 
 #include <cstdint>
@@ -8,27 +9,28 @@
 
 namespace lathe {
 
-/// gelu: the tanh form; swiglu: silu(gate) times the activation's argument.
+/// The activation functions of an epilogue. `gelu` is the tanh form of GELU; `swiglu` is silu(gate)
+/// times the argument.
 enum class Activation : int32_t { none, gelu, swiglu };
 
 /// The operations out = activation(product + bias) + residual. `before` receives the activation's
-/// argument. All matrices are [m, n], row-major, in float32, bfloat16 or float16, and null if
-/// absent.
+/// argument. All matrices are [m, n], row-major, in float32, bfloat16 or float16. If the epilogue
+/// has no bias, or does not use a matrix other than `out`, that pointer is null.
 struct Epilogue {
-  Matrix out;                   ///< written
+  Matrix out;                   ///< the result
   const float* bias = nullptr;  ///< [n]
   Activation activation = Activation::none;
-  Matrix before = {};    ///< written; has out's type
-  Matrix gate = {};      ///< for swiglu; has out's type
-  Matrix residual = {};  ///< may be `out` itself, to add to it
+  Matrix before = {};    ///< receives the activation's argument; has the type of `out`
+  Matrix gate = {};      ///< argument of silu in swiglu; has the type of `out`
+  Matrix residual = {};  ///< added last; may be `out` itself, so that the result is added to `out`
 };
 
-/// Applies `e` to a float32 block of `rows` x `columns` elements, whose rows are `stride` apart and
-/// whose first element is at (row, column) of the result.
+/// Applies `e` to a float32 block of `rows` x `columns` elements. The block's rows are `stride`
+/// elements apart, and its first element is at (row, column) of the result.
 void finish_block(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows,
                   int64_t columns, const Epilogue& e);
 
-/// Adds the sums of the rows of a [rows, columns] to `sums` [rows].
+/// Adds the sum of each row of a [rows, columns] to `sums` [rows].
 void add_row_sums(Matrix a, int64_t rows, int64_t columns, float* sums);
 
 }  // namespace lathe

@@ -1,6 +1,7 @@
-// split_count() is needed for sizes such as 344 hidden units, which are 5.4 panels. Without smaller
-// parts, a step of a Llama model took 24.7 ms, of which threads waited 0.4 ms for the one with the
-// sixth panel.
+// Implements the functions of gemm.h. split_count() balances the load of threads for sizes such as
+// 344 hidden units, which are 5.4 panels. When tasks were not split, a step of a Llama model took
+// 24.7 ms; for 0.4 ms of this time, the other threads waited for the thread that computed the sixth
+// panel.
 #include "core/kernels/gemm.h"
 
 #include <ATen/native/CPUBlas.h>
@@ -21,18 +22,19 @@ namespace {
 
 constexpr int64_t block_rows = 32;      // rows of a result block, which has 8 KB of float32
 constexpr int64_t block_columns = 64;   // columns of a result block
-constexpr int64_t waiting_rows = 1024;  // rows with partial sums for the next panel: 256 KB
-constexpr int64_t tall_rows = 64;       // rows in a block of a^T b
-constexpr int64_t wide_columns = 1024;  // columns of a^T b in one task: 256 KB
+constexpr int64_t waiting_rows = 1024;  // most rows of a part whose partial sums wait for the next
+                                        // panel: 256 KB
+constexpr int64_t tall_rows = 64;       // rows of a result block of a^T b
+constexpr int64_t wide_columns = 1024;  // most columns of a^T b in one task: 256 KB
 
 bool kernels_on = true;
 
-/// Returns the largest depth of a panel: a panel of that depth takes 128 to 192 KB and stays in a
-/// core's own cache.
+/// Returns the largest depth of a panel. A panel of that depth takes 128 to 192 KB and stays in a
+/// cache that belongs to one core.
 int64_t depth_step(Element type) { return type == Element::f32 ? 768 : 1024; }
 
-/// Divides [0, n) into parts of equal size. The size is at most `most`, and a multiple of 16 if
-/// `most` is one; the last part may be shorter. n must be above 0.
+/// Divides [0, n) into parts of equal size. The size is at most `most`. If `most` is a multiple of
+/// 16, so is the size. The last part may be shorter. n must be above 0.
 struct Parts {
   Parts(int64_t n_, int64_t most)
       : n(n_), size(std::min(most, round_up(divide_up(n_, divide_up(n_, most)), 16))) {}
@@ -61,10 +63,10 @@ double max_load(const std::vector<int64_t>& tasks, int64_t parts, int64_t thread
   return std::ranges::max(load);
 }
 
-/// Returns the number of parts into which a dimension of size `n` is divided, given the sizes of
-/// the `tasks` along the other dimension. Starts with enough parts for two tasks per thread, unless
-/// parts would be shorter than `least`, and takes up to four times as many parts if that balances
-/// the load better. Returns 1 for a single thread.
+/// Returns the number of parts into which a dimension of size `n` is divided. `tasks` are the sizes
+/// of the tasks along the other dimension. Starts with enough parts for two tasks per thread,
+/// unless parts would be shorter than `least`. Takes up to four times as many parts if that
+/// balances the load better. Returns 1 for a single thread.
 int64_t split_count(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
   const int64_t threads = at::get_num_threads(), count = std::ssize(tasks),
                 most = std::max<int64_t>(1, n / least);
@@ -86,8 +88,8 @@ int64_t split_count(const std::vector<int64_t>& tasks, int64_t n, int64_t least)
 Element common(Element a, Element b) { return a == b ? multiplied_as(a) : Element::f32; }
 
 /// Returns rows of a left factor in the form that brgemm reads. Rows that must be converted to
-/// float32, or padded from `have` to `deep` elements, are copied to `space` [rows][stride]. Others
-/// are read in place.
+/// float32, or padded from `have` to `deep` elements, are copied to `space` [rows][stride]. Other
+/// rows are read in place.
 Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t deep, char* space,
                    int64_t stride) {
   if (a.type != as) {
@@ -103,15 +105,15 @@ Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t dee
   return {space, stride, as};
 }
 
-/// A section of a product's depth: elements [at, at + have) along k, padded to `deep` elements. It
-/// is in a packed panel from row `place` on.
+/// A section of a product's depth: elements [at, at + have) along k, padded to `deep` elements. In
+/// the packed panel, the section begins at row `place`.
 struct Stretch {
   const Product* of;
   int64_t at, have, deep, place;
 };
 
-/// Divides the products' depths into sections and groups them into panels, each at most
-/// depth_step() deep.
+/// Divides the depths of the products into sections, and groups the sections into panels. Each
+/// panel is at most depth_step() deep.
 std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, Element as) {
   std::vector<std::vector<Stretch>> panels(1);
   const int64_t step = depth_step(as);
@@ -131,10 +133,10 @@ std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, E
   return panels;
 }
 
-/// Computes the sum of products a b or, if `transposed`, a b^T. A thread packs a panel of b's
-/// columns, at most depth_step() deep, and multiplies rows of a by it. If the depth needs several
-/// panels, the partial sums of all blocks of the task stay in memory until the next panel is
-/// packed.
+/// Computes the sum of the products a b, or a b^T if `transposed` is true. A thread packs a panel
+/// of b's columns, which is at most depth_step() deep, and multiplies rows of a by this panel. If
+/// the depth needs several panels, the partial sums of all blocks of the task stay in memory until
+/// the next panel is packed.
 void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, int64_t n,
                const Epilogue& e) {
   if (m == 0 || n == 0) return;
@@ -150,7 +152,7 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
       round_up(divide_up(m, split_count(panels.lengths(), m, 4 * block_rows)), block_rows);
   const Parts rows(m, at_once ? most : std::min(most, waiting_rows));
 
-  // A thread's memory contains the packed panel, copied rows of a, and result blocks.
+  // The memory of a thread contains the packed panel, copied rows of a, and result blocks.
   int64_t deepest = 0;
   bool copies = products[0].a.type != as;
   for (const auto& depth : depths)
@@ -162,7 +164,8 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
 
   // Consecutive tasks of a thread often share a panel, which is then packed once.
   std::vector<int64_t> packed_panel(static_cast<size_t>(at::get_num_threads()),
-                                    -1);  // of each thread
+                                    -1);  // for each thread, the panel that is packed in its
+                                          // memory; -1: none
 
   const auto run = [&](int64_t task) {
     char* mine = scratch.mine();
@@ -174,7 +177,7 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
 
     const Matrix right{mine, width, as};
     for (const auto& depth : depths) {
-      // The panel in memory can be reused only if the depth needs a single panel.
+      // The panel in memory can be used again only if the depth needs a single panel.
       int64_t& ready = packed_panel[static_cast<size_t>(at::get_thread_num())];
       if (!at_once || ready != panel) {
         ready = panel;
@@ -191,7 +194,8 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
 
       for (int64_t row = first; row < last; row += block_rows) {
         const int64_t count = std::min(block_rows, last - row);
-        // Blocks whose partial sums are kept for the next panel follow each other in memory.
+        // If the partial sums of blocks are kept for the next panel, the blocks follow each other
+        // in memory.
         float* block = blocks + (at_once ? 0 : (row - first) * width);
         for (const Stretch& s : depth) {
           const Matrix a = s.of->a;
@@ -212,7 +216,7 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
 }
 
 /// Returns whether oneDNN has a brgemm for T. The environment variable ONEDNN_MAX_CPU_ISA may
-/// disable it.
+/// disable the brgemm.
 template <class T>
 [[maybe_unused]] bool probe(T) {
   T a[2] = {}, b[32] = {};
@@ -280,7 +284,7 @@ void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue
 }
 
 void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) {
-  // A task is a block of rows of a result and a span of its columns. Tasks of one result follow
+  // A task computes a block of rows and a span of columns of a result. The tasks of a result follow
   // those of the previous result.
   struct Rows {
     const LeftFactor* of;
@@ -313,8 +317,8 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
   if (packs) {
     packed = c10::GetCPUAllocator()->allocate(
         static_cast<size_t>(spans.count() * panels.count() * panel_bytes));
-    // A thread packs a few rows for all panels before the next rows, so that it reads the matrix in
-    // order.
+    // A thread packs a few rows for all panels before it packs the next rows, so that it reads the
+    // matrix in order.
     constexpr int64_t rows_each = 64;
     parallel_for(0, divide_up(k, rows_each), 1, [&](int64_t begin, int64_t end) {
       for (int64_t at = begin * rows_each; at < std::min(k, end * rows_each); at += rows_each) {
@@ -331,8 +335,8 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
     });
   }
 
-  // A thread's memory contains packed rows of a^T, a panel that was converted to float32, and the
-  // task's result block.
+  // The memory of a thread contains packed rows of a^T, a panel that was converted to float32, and
+  // the task's result block.
   const int64_t left_bytes = round_up(tall_rows * step * bytes_of(as), 64);
   const int64_t wide_bytes = widens ? std::min(step, k) * panels.size * 4 : 0;
   const int64_t block_stride = panels.count() * panels.size;
@@ -345,11 +349,12 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
     const int64_t span = task % spans.count(), column = spans.begin(span);
     const auto& [of, row, count] = rows[static_cast<size_t>(task / spans.count())];
 
-    // The first span's task sums the columns of its rows; other spans must not add them again.
+    // The task of the first span sums the columns of a that belong to its rows of the result. The
+    // tasks of other spans must not sum these columns again.
     const bool sums = of->column_sums != nullptr && span == 0;
     if (sums) std::memset(of->column_sums + row, 0, static_cast<size_t>(count) * 4);
-    // Returns the panel of b from row `at` on, whose first column is column panels.begin(p) of the
-    // span.
+    // Returns the part of panel p of b that begins at row `at`. Its first column is column
+    // panels.begin(p) of the span.
     const auto right = [&](int64_t p, int64_t at, int64_t have, int64_t columns) -> Matrix {
       if (packs) {
         return {static_cast<char*>(packed.get()) + (span * panels.count() + p) * panel_bytes +
@@ -362,7 +367,8 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
       return {wide, panels.size, as};
     };
 
-    // Each block sums along the depth in one order, so the number of threads does not matter.
+    // Each block is summed along the depth in a fixed order, so the number of threads does not
+    // change the result.
     for (int64_t at = 0; at < k; at += step) {
       const int64_t have = std::min(step, k - at), even = packed_depth(have, as);
       pack_left_transposed({of->a.at(at, row), of->a.stride, of->a.type}, have, count, left, as);

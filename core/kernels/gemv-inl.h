@@ -1,6 +1,6 @@
-// Matrix products of a few rows with a large matrix, which is read once, in place; included in the
-// same way as simd-inl.h. Products are added one after the other along k, as by the brgemm of
-// gemm.h.
+// Implements matrix products of a few rows with a large matrix, which is read once, in place. This
+// file is included in the same way as simd-inl.h. Products are added one after the other along k,
+// as the brgemm of gemm.h does.
 #if defined(LATHE_CORE_KERNELS_GEMV_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_GEMV_INL_H
 #undef LATHE_CORE_KERNELS_GEMV_INL_H
@@ -17,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-/// Reads 16 bytes of each of the lanes() rows of a panel: 4 columns of float32, or 8 of bfloat16.
-/// Calls f(column, values of all rows) for each of these columns in order.
+/// Reads 16 bytes of each of the lanes() rows of a panel: 4 columns of float32, or 8 columns of
+/// bfloat16. Calls f(column, values of all rows) for each of these columns in order.
 template <class F>
 HWY_INLINE void panel_columns(const float* w, int64_t stride, F&& f) {
   const auto c = load_columns(reinterpret_cast<const char*>(w), stride * 4);
@@ -45,17 +45,18 @@ HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
 /// rows of w, which are `stride` elements apart. Every `step` columns are summed separately, and
 /// these sums are then added in order.
 ///
-/// A panel is read one complete cache line of each row at a time. Rows whose stride is a power of
-/// two map to few sets of the cache, so a line would be evicted before a second read. If `more` is
-/// true, the same number of following rows is prefetched meanwhile. The prefetches go along one row
-/// after the other, so that they spread over all sets, and the processor's own prefetcher continues
-/// them.
+/// Complete cache lines are read: one line of each row of a panel, then the next line of each row.
+/// Rows whose stride is a power of two map to few sets of the cache, so a line would be evicted
+/// before it is read a second time. If `more` is true, the same number of rows after these is
+/// prefetched meanwhile. The prefetches run along one row after the other, so that they are spread
+/// over all sets, and the hardware prefetcher continues them.
 template <class T, int M, int panels>
 HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t step, const float* x,
                                 int64_t x_stride, float* out, int64_t out_stride, bool more) {
   constexpr int64_t at_once = 16 / sizeof(T), line = 64 / sizeof(T);
   const int64_t rows = lanes();
-  const T* next = w + panels * rows * stride;  // the row that is prefetched, from next_at on
+  const T* next = w + panels * rows * stride;  // the row that is prefetched; its elements up to
+                                               // next_at are prefetched already
   int64_t next_at = 0;
   for (int64_t begin = 0; begin < k; begin += step) {
     const int64_t end = begin + step < k ? begin + step : k;
@@ -67,7 +68,7 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
         sum[m * panels + p] = hn::MulAdd(set(x[m * x_stride + i]), column, sum[m * panels + p]);
     };
 
-    // Take complete cache lines of each row, and at the end complete groups of 16 bytes.
+    // Read complete cache lines of each row, and at the end complete groups of 16 bytes.
     int64_t i = begin;
     while (i + at_once <= end) {
       const int64_t stop = i + line <= end ? i + line : i + (end - i) / at_once * at_once;
@@ -88,7 +89,7 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
       i = stop;
     }
 
-    // The last columns, which don't fill 16 bytes, are gathered one at a time.
+    // Gather the last columns, which don't fill 16 bytes, one at a time.
     for (; i < end; ++i) {
       for (int p = 0; p < panels; ++p) {
         float column[HWY_MAX_BYTES / sizeof(float)];
@@ -107,9 +108,9 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
   }
 }
 
-/// Does the same for any number of rows of w. Since out is written in complete panels, the rows of
-/// an incomplete last panel are copied to `space` [lanes()][k]. `beyond`: the number of rows of w
-/// after these, which may be prefetched.
+/// Does the same for any number of rows of w. `out` is written in complete panels, so the rows of
+/// an incomplete last panel are copied to `space` [lanes()][k]. `beyond` is the number of rows that
+/// follow these rows in w, and may be prefetched.
 template <class T, int M>
 void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t step, const float* x,
                  int64_t x_stride, float* out, int64_t out_stride, T* space, int64_t beyond) {
@@ -133,7 +134,7 @@ void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t st
   few_rows_panels<T, M, 1>(space, k, k, step, x, x_stride, out + r, out_stride, false);
 }
 
-/// Calls f with the smallest constant of 1, 2, 4 and 8 that is at least m.
+/// Calls f with the smallest of the constants 1, 2, 4 and 8 that is at least m.
 template <class F>
 HWY_INLINE void with_few(int64_t m, F&& f) {
   if (m <= 1) return f(std::integral_constant<int, 1>());

@@ -9,7 +9,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/gemv.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/gemv-inl.h"
 #include "core/kernels/simd-inl.h"
 
@@ -19,8 +19,8 @@ namespace lathe::HWY_NAMESPACE {
 /// Returns whether the loops below are compiled for this instruction set.
 bool few_rows_compiled() { return HWY_TARGET != HWY_SCALAR && HWY_HAVE_SCALABLE == 0; }
 
-/// Writes to `out` the products of rows [0, rows) of w, after which `beyond` more rows follow, with
-/// x [m][k]. m is 1, 2, 4 or 8.
+/// Writes the products of rows [0, rows) of w and x [m][k] to `out`. After these rows, `beyond`
+/// more rows of w follow. m is 1, 2, 4 or 8.
 void few_rows_block(Matrix w, int64_t rows, int64_t k, int64_t step, const float* x, int64_t m,
                     float* out, int64_t out_stride, void* space, int64_t beyond) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
@@ -49,15 +49,15 @@ HWY_INLINE float scale_of(const QuantizedView& w, int64_t block) {
 }
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-/// Calls f(i, levels) for each vector of levels of a block of 64 elements, where the vector belongs
-/// to the elements of x from i on. Elements with 8-bit codes keep their order. With 4-bit codes,
-/// elements at even positions come before those at odd positions, and x must have that order (see
+/// Calls f(i, levels) for each vector of levels in a block of 64 elements. The vector's first lane
+/// belongs to element i of x. Elements with 8-bit codes keep their order. For 4-bit codes, elements
+/// at even positions come before those at odd positions, and x must have that order (see
 /// gemv_quantized).
 template <class F>
 HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
   constexpr int64_t L = hn::MaxLanes(D());
   const hn::Rebind<int32_t, D> wide;
-  // 8 bits: the codes are the levels.
+  // Codes of 8 bits are the levels themselves.
   if (w.levels == nullptr) {
     const auto* codes = static_cast<const int8_t*>(w.codes) + block * 64;
     const hn::Rebind<int8_t, D> narrow;
@@ -66,8 +66,8 @@ HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
     return;
   }
 
-  // 4 bits: look up one of 16 levels. They fill one vector, or several vectors, of which the code's
-  // upper bits select one.
+  // For codes of 4 bits, look up one of 16 levels. The levels fill one vector or several vectors.
+  // If there are several vectors, the upper bits of a code select one of them.
   const auto* codes = static_cast<const uint8_t*>(w.codes) + block * 32;
   const hn::Rebind<uint8_t, D> narrow;
   const auto level = [&](auto code) HWY_ATTR {  // a code is 0 to 15
@@ -94,7 +94,7 @@ HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
   }
 }
 
-/// Computes the products of R rows of w, from `row` on, with M rows of x.
+/// Computes the products of R rows of w, of which `row` is the first, with M rows of x.
 template <int M, int R>
 HWY_INLINE void quantized_dots(const QuantizedView& w, int64_t row, int64_t blocks, const float* x,
                                float* out, int64_t out_stride) {
@@ -148,7 +148,7 @@ HWY_EXPORT(quantized_block);
 
 namespace {
 
-constexpr int64_t task_rows = 64;  // rows of the matrix that a task takes: one panel of results
+constexpr int64_t task_rows = 64;  // rows of the matrix in a task, which are one panel of results
 
 /// Returns m rounded up to a number for which kernels are compiled.
 int64_t padded(int64_t m) { return m <= 2 ? m : m <= 4 ? 4 : max_gemv_rows; }
@@ -188,7 +188,8 @@ void gemv_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, int64_t step, 
      n - row - count);
     finish_block(block, task_rows, 0, row, m, count, e);
   };
-  // A thread's rows are consecutive, so that the rows that it prefetches are its own.
+  // The rows of a thread are consecutive, so that the thread prefetches rows that it will read
+  // itself.
   parallel_for(0, divide_up(n, task_rows), std::max<int64_t>(1, (1 << 15) / (task_rows * k)),
                [&](int64_t begin, int64_t end) {
                  for (; begin < end; ++begin) run(begin);
@@ -203,7 +204,7 @@ void gemv_quantized(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int6
   widen_few(a, m, k, x);
 
   // Put x into the order of block_levels(): first the even positions of each block, then the odd
-  // ones.
+  // positions.
   if (b.levels != nullptr) {
     for (int64_t at = 0; at < rows * k; at += 64) {
       float pairs[64];

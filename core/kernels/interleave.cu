@@ -12,8 +12,8 @@ struct alignas(16) Sixteen {
   uint32_t of[4];
 };
 
-/// Each thread copies the same unit of all three matrices. `units`: units of 16 bytes in one
-/// matrix, `width` of them in a row.
+/// Each thread copies one unit of 16 bytes from the same position of all three matrices. `units` is
+/// the number of units in a matrix, and `width` is the number of units in a row.
 __global__ void interleave_kernel(ThreeMatrices in, Sixteen* out, int64_t units, int64_t width) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < units;

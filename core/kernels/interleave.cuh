@@ -1,4 +1,4 @@
-// Interleaves the rows of three matrices on a CUDA stream.
+// Declares interleave_cuda(), which launches a kernel that interleaves the rows of three matrices.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -87,7 +87,7 @@ void read_isa_from_environment() {
     const Isa isa = static_cast<Isa>(i);
     if (isa > machine_isa())
       fail(Exit::usage, "LATHE_ISA=", wanted, ": this CPU supports only instruction sets up to ",
-           isa_name(machine_isa()), "; set LATHE_ISA to that one or a smaller one");
+           isa_name(machine_isa()), "; set LATHE_ISA to this set or a smaller one");
     constexpr std::array<const char*, 5> onednn{"SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16",
                                                 "ALL"};
     setenv("ONEDNN_MAX_CPU_ISA", onednn[i], /*overwrite=*/0);

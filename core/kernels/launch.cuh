@@ -1,5 +1,6 @@
-// Launches a kernel. This file defines launch() only if nvcc compiles it. Tests compile .cu files
-// as C++ with replacements of CUDA's headers (tests/support/cuda), which define another launch().
+// Defines launch(), which launches a kernel. This file defines launch() only if nvcc compiles it.
+// Tests compile .cu files as C++ with replacements of CUDA's headers (tests/support/cuda), which
+// define another launch().
 #pragma once
 
 #include <cuda_runtime.h>

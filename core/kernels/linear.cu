@@ -7,7 +7,7 @@ namespace {
 
 constexpr int linear_threads = 256, linear_width = 4;
 
-/// The elements of a matrix, for column_sums_kernel.
+/// A source for column_sums_kernel: the elements of a matrix.
 template <class T>
 struct Elements {
   static constexpr int width = 16 / sizeof(T);

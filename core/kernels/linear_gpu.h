@@ -1,4 +1,4 @@
-// Linear layers on a GPU: matrix products with their epilogues, and the shapes for which the
+// Describes linear layers on a GPU: matrix products with their epilogues, and the shapes for which
 // kernels sum columns.
 #pragma once
 
@@ -11,22 +11,22 @@ namespace lathe {
 /// The alignment in bytes that LinearProduct::bias and LinearProduct::before require.
 constexpr int64_t product_vector_alignment = 256;
 
-/// A matrix product y = x W^T + bias + residual, or y = gelu(u) in its tanh form, where u = x W^T +
-/// bias. Rows have no gaps between them. Pointers are device pointers and multiples of 16 bytes;
-/// `bias` and `before` are multiples of product_vector_alignment.
+/// A matrix product y = x W^T + bias + residual, or y = gelu(u) in the tanh form, where u = x W^T +
+/// bias. Rows have no gaps between them. All pointers are device pointers aligned to 16 bytes;
+/// `bias` and `before` are aligned to product_vector_alignment.
 struct LinearProduct {
   int64_t rows = 0, in = 0, out = 0;
-  Element type = Element::bf16;    ///< of x and W: bfloat16 or float16
-  Element y_type = Element::bf16;  ///< of y, bias and residual: as `type`, or float32
+  Element type = Element::bf16;    ///< type of x and W: bfloat16 or float16
+  Element y_type = Element::bf16;  ///< type of y, bias and residual: `type` or float32
   const void* x = nullptr;         ///< [rows, in]
   const void* weight = nullptr;    ///< [out, in]
-  const void* bias = nullptr;      ///< [out] or null
-  const void* residual = nullptr;  ///< [rows, out] or null
+  const void* bias = nullptr;      ///< [out]; null: no bias
+  const void* residual = nullptr;  ///< [rows, out]; null: no residual
   void* y = nullptr;               ///< [rows, out]
   void* before = nullptr;          ///< receives u [rows, out] in `type`; null: y is not gelu(u)
 };
 
-/// Returns whether column_sums_cuda (core/kernels/linear.cuh) takes rows with this many columns.
+/// Returns whether column_sums_cuda() (core/kernels/linear.cuh) supports this number of columns.
 inline bool column_sums_on_gpu(int64_t columns) { return columns > 0 && columns % 8 == 0; }
 /// The number of rows that one block of threads sums.
 constexpr int64_t column_sum_rows = 128;

@@ -9,13 +9,14 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/loss.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Returns the loss of one row, and replaces the row by its gradient if `gradient` is set.
+/// Returns the loss of one row. If `gradient` is true, replaces the row by the gradient of the
+/// loss, multiplied by `weight`.
 template <class T>
 float loss_of_row(T* x, int64_t classes, int64_t target, float weight, bool gradient) {
   V top = set(-INFINITY);
@@ -54,8 +55,8 @@ void loss_rows(Matrix logits, int64_t begin, int64_t end, int64_t classes, int64
   });
 }
 
-/// Adds values[order[i]] to table[ids[order[i]]] for begin <= i < end, where ids[order[]] is
-/// sorted.
+/// Adds row order[i] of `values` to row ids[order[i]] of `table` for begin <= i < end.
+/// ids[order[i]] must not decrease with i.
 void add_rows(Matrix values, const int64_t* ids, const int64_t* order, int64_t begin, int64_t end,
               int64_t columns, Matrix table, float* sum) {
   with_elements(values.type, table.type, [&](auto value, auto entry) HWY_ATTR {
@@ -96,9 +97,9 @@ void cross_entropy_rows(Matrix logits, int64_t rows, int64_t classes, int64_t pa
 }
 
 void scatter_add_rows(Matrix values, const int64_t* ids, int64_t n, int64_t columns, Matrix table) {
-  // Task t processes the ids with id % tasks == t. Frequent ids, which are often neighbors, are
-  // thus spread over the tasks. One thread sums the rows of an id in their order, for any number of
-  // tasks.
+  // Task t processes the ids with id % tasks == t. Frequent ids often follow each other, so this
+  // spreads them over the tasks. For any number of tasks, one thread sums the rows of an id in
+  // their order.
   const int64_t threads = at::get_num_threads();
   const int64_t tasks =
       threads == 1 ? 1 : std::min<int64_t>(4 * threads, divide_up(n * columns, 1 << 13));

@@ -8,16 +8,17 @@ namespace {
 
 constexpr int most_loss_threads = 1024;
 
-/// Returns the number of threads for a row of `packs` packs, in complete warps. If blocks have many
-/// threads, few blocks run at a time, so that their rows stay in the GPU's cache.
+/// Returns the number of threads for a row of `packs` packs. The threads form complete warps. If a
+/// block has many threads, few blocks run at the same time, so that their rows stay in the GPU's
+/// cache.
 int loss_threads(int64_t packs) {
   const int64_t warps = (packs + 31) / 32;
   return static_cast<int>(warps < most_loss_threads / 32 ? 32 * warps : most_loss_threads);
 }
 
-/// Each block processes one row in two passes. The first computes the row's maximum and the sum of
-/// exponentials together (Milakov and Gimelshein 2018); in the second the row is in the GPU's
-/// cache.
+/// Each block processes one row in two passes. The first pass computes both the row's maximum and
+/// the sum of exponentials (Milakov and Gimelshein 2018). The second pass reads the row from the
+/// GPU's cache.
 template <class T>
 __global__ void __launch_bounds__(most_loss_threads)
     cross_entropy_kernel(T* logits, int64_t stride, int64_t classes, const int64_t* targets,
@@ -36,8 +37,8 @@ __global__ void __launch_bounds__(most_loss_threads)
     return;
   }
 
-  // Each thread keeps a maximum and the sum relative to it. Elements beyond the classes are
-  // padding.
+  // Each thread keeps the maximum of its elements, and the sum of exponentials relative to this
+  // maximum. Elements beyond the classes are padding.
   float most = -INFINITY, sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < packs; i += step) {
     float v[width], next = most;
@@ -56,12 +57,12 @@ __global__ void __launch_bounds__(most_loss_threads)
     for (int e = 0; e < width; ++e) sum += exp_of<T>(v[e] - base);
   }
 
-  // Rescale the threads' sums to the common maximum. If a thread's maximum is -infinity, its sum is
-  // 0, and subtracting `highest` could give NaN.
+  // Rescale the sums of the threads to the common maximum. If the maximum of a thread is -infinity,
+  // its sum is 0, and subtracting `highest` could give NaN.
   const float highest = block_max(most);
   sum = block_sum(most == -INFINITY ? sum : sum * expf(most - highest));
 
-  // A kernel can't throw, so a target that is not a class makes the loss NaN.
+  // A kernel can't throw, so the loss is NaN if the target is not a class.
   const bool known = target >= 0 && target < classes;
   if (threadIdx.x == 0)
     losses[blockIdx.x] = known ? logf(sum) + highest - static_cast<float>(row[target]) : NAN;

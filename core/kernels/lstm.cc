@@ -11,21 +11,22 @@ namespace lathe {
 namespace {
 
 constexpr int64_t panel_columns = 64;
-constexpr int64_t large_layer = 384;  // hidden units; the weight has 2.4 MB in float32
+constexpr int64_t large_layer = 384;  // the smallest number of hidden units of a large layer, whose
+                                      // weight has 2.4 MB in float32
 
-/// Returns the number of rows of a task. It depends only on the shape, so that each row is always
-/// computed in a block of the same size. Small tasks occupy more threads. But each task reads the
-/// complete weight at every step, which takes longer than the arithmetic if the weight exceeds a
-/// core's cache.
+/// Returns the number of rows of a task. This number depends only on the shape, so that each row is
+/// always computed in a block of the same size. Small tasks occupy more threads. But each task
+/// reads the complete weight at every step, which takes longer than the arithmetic if the weight is
+/// larger than a core's cache.
 int64_t rows_of_task(const LstmShape& s) {
   if (s.batch >= 128) return 32;
   return s.batch >= 64 || (s.batch >= 32 && s.h >= large_layer) ? 16 : 8;
 }
 
-/// The right factor [k, n] of the matmuls of all steps, packed in panels of 64 columns.
+/// The right factor [k, n] that the matmuls of all steps share, packed in panels of 64 columns.
 class PackedFactor {
  public:
-  /// Packs w [k, n] or, if `transposed`, the transpose of w [n, k].
+  /// Packs w [k, n], or the transpose of w [n, k] if `transposed` is true.
   PackedFactor(Matrix w, int64_t k, int64_t n, bool transposed)
       : type_(multiplied_as(w.type)),
         k_(k),
@@ -50,11 +51,12 @@ class PackedFactor {
 
   /// Returns the type in which the factors are multiplied.
   Element type() const { return type_; }
-  /// Returns the length of a row of the results: n rounded up to complete panels.
+  /// Returns the length of a row of a product: n rounded up to complete panels.
   int64_t width() const { return panels_ * panel_columns; }
 
   /// Computes out [rows, width()] = a [rows, k] times the factor, on this thread. If `a` does not
-  /// have the type type(), it is converted to float32 in `widened`, which must have room for it.
+  /// have the type type(), it is converted to float32 in `widened`, which must have space for rows
+  /// * k elements.
   void multiply(Matrix a, int64_t rows, float* widened, float* out) const {
     if (a.type != type_) {
       widen(a, rows, k_, widened, k_);
@@ -67,9 +69,10 @@ class PackedFactor {
   }
 
   /// Computes a [rows, k] times the factor in blocks of `block` rows and 64 columns. ATen's threads
-  /// divide the panels. Calls finish(product, row, rows, column, columns) for each block, with its
-  /// position and size; rows of the product are 64 elements apart. `a` must have the type type(),
-  /// and a thread's part of `scratch` must have room for a block.
+  /// divide the panels among them. Calls finish(product, row, rows, column, columns) for each
+  /// block, where (row, column) is the block's position and `rows` and `columns` are its size. Rows
+  /// of `product` are 64 elements apart. `a` must have the type type(), and a thread's part of
+  /// `scratch` must have space for a block.
   template <class F>
   void multiply_in_blocks(Matrix a, int64_t rows, int64_t block, const Scratch& scratch,
                           const F& finish) const {
@@ -96,8 +99,8 @@ class PackedFactor {
   c10::DataPtr data_;
 };
 
-/// The left factor [rows, k] of the matmuls of all steps: a matrix, or its copy in float32 if it is
-/// not multiplied in its own type.
+/// The left factor [rows, k] of a step's matmul: a matrix, or a float32 copy of the matrix if the
+/// type of the matrix is not multiplied directly.
 class LeftFactor {
  public:
   LeftFactor(Element type, Element multiplied, int64_t rows, int64_t k)
@@ -105,11 +108,12 @@ class LeftFactor {
         copy_(type == multiplied ? c10::DataPtr()
                                  : c10::GetCPUAllocator()->allocate(static_cast<size_t>(rows * k) *
                                                                     sizeof(float))) {}
-  /// Updates the copy, if there is one, after these rows of the matrix got new values.
+  /// Updates the copy, if there is one, after rows [row, row + rows) of the matrix `a` got new
+  /// values.
   void set_rows(Matrix a, int64_t row, int64_t rows) const {
     if (copy_) widen({a.at(row, 0), a.stride, a.type}, rows, k_, copy() + row * k_, k_);
   }
-  /// Returns the copy if there is one, otherwise the matrix `a`, whose rows were passed to
+  /// Returns the copy if there is one, otherwise `a`. The rows of `a` must have been passed to
   /// set_rows().
   Matrix of(Matrix a) const { return copy_ ? Matrix{copy(), k_, Element::f32} : a; }
 
@@ -120,9 +124,9 @@ class LeftFactor {
   c10::DataPtr copy_;
 };
 
-/// Returns whether threads divide the units of a layer instead of the batch. They then wait for
-/// each other twice in each step, and each thread reads only its part of the weight. The results
-/// have the same bits either way.
+/// Returns whether threads divide the units of a layer instead of the batch. In this case, threads
+/// wait for each other twice in each step, and each thread reads only its part of the weight. The
+/// results are bitwise equal in both cases.
 bool divides_units(const LstmShape& s) { return s.h >= large_layer; }
 
 /// A thread's working memory.
@@ -156,7 +160,7 @@ void each_task(const LstmShape& s, const PackedFactor& factor, int64_t k, Elemen
       [&] { release_gemm(factor.type()); });
 }
 
-/// Computes lstm_forward() with units divided among threads.
+/// Computes lstm_forward() with the units divided among threads.
 void forward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix gates, Matrix states,
                       float* cells) {
   const int64_t block = rows_of_task(s);
@@ -185,7 +189,7 @@ void forward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix gat
   }
 }
 
-/// Computes lstm_backward() with units divided among threads.
+/// Computes lstm_backward() with the units divided among threads.
 void backward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix gates,
                        const float* cells, Matrix dy, const float* dc, Matrix dgates, Matrix dh0,
                        float* dc0) {
@@ -211,8 +215,8 @@ void backward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix ga
       left.set_rows({dgates.at(here, 0), 4 * s.h, type}, row, end - row);
     });
 
-    // The gradient of the previous hidden state is the sum of its gradient as an output (dy) and of
-    // the gradient through these gates.
+    // The gradient of the previous hidden state is the sum of two gradients: that of the state as
+    // an output (dy), and that through these gates.
     Epilogue sum{.out = i + 1 < s.steps ? up : dh0};
     if (i + 1 < s.steps && dy.data != nullptr)
       sum.residual = {dy.at(s.step(s.steps - 2 - i) * s.batch, 0), s.h, type};
@@ -267,8 +271,8 @@ void lstm_backward(const LstmShape& s, Matrix weight, const void* gates, const f
       const int64_t before = s.before(t) * s.batch + row, after = s.after(t) * s.batch + row;
       const int64_t here = t * s.batch + row;
 
-      // The gradient of the hidden state is the sum of its gradient as an output (dy) and of the
-      // gradient through the gates of the next step.
+      // The gradient of the hidden state is the sum of two gradients: that of the state as an
+      // output (dy), and that through the gates of the next step.
       const void* up = dy == nullptr ? nullptr : all_dy.at(here, 0);
       if (i > 0) {
         Epilogue sum{.out = {w.up, s.h, type}};

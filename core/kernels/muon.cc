@@ -3,9 +3,9 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/muon.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "hwy/highway.h"
-// After highway.
+// This include must follow hwy/highway.h.
 #include "core/kernels/update-inl.h"
 
 HWY_BEFORE_NAMESPACE();

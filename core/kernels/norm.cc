@@ -5,7 +5,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/norm.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -26,7 +26,8 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
       n.mean[r] = mean = sum_of(sum) * inverse;
     }
 
-    // Two passes: subtracting the mean first avoids the cancellation of E[x^2] - E[x]^2.
+    // Compute the variance in a second pass. Subtracting the mean first avoids the cancellation in
+    // E[x^2] - E[x]^2.
     V squares = set(0);
     const V m = set(mean);
     for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR {
@@ -34,7 +35,8 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
       squares = hn::MulAdd(centered, centered, squares);
     });
 
-    // If squares overflow, 1 / infinity would turn a diverged run's values into zeros.
+    // If the squares overflow, rstd = 1 / infinity would replace the values of a diverged run by
+    // zeros, so set rstd to NaN.
     const float variance = sum_of(squares) * inverse,
                 rstd = variance < INFINITY ? 1.0f / std::sqrt(variance + eps) : NAN;
     n.rstd[r] = rstd;
@@ -49,8 +51,8 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
   }
 }
 
-/// Computes dx for rows [begin, end). Adds these rows' parts of dweight and dbias to sums
-/// [2][columns] unless `sums` is null.
+/// Computes dx for rows [begin, end). If `sums` [2][columns] is not null, adds the parts of dweight
+/// and dbias that come from these rows to `sums`.
 template <class In, class Grad>
 void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* sums,
                    int64_t begin, int64_t end) {
@@ -66,7 +68,7 @@ void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
       return n.weight == nullptr ? g : hn::Mul(g, part(n.weight + i));
     };
 
-    // Compute the averages of g and g h over the row, and this row's part of dweight and dbias.
+    // Compute the averages of g and g h over the row, and add the row's part of dweight and dbias.
     V sum_g = set(0), sum_gh = set(0);
     for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR {
       const V g = scaled(i, part), h = hn::Mul(hn::Sub(part(in + i), m), s);
@@ -79,7 +81,7 @@ void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
     });
 
     if (out == nullptr) continue;
-    // RMS norm subtracts no mean, so its gradient has no avg(g).
+    // RMS norm subtracts no mean, so its gradient does not contain avg(g).
     const V avg_g = set(n.mean == nullptr ? 0.0f : sum_of(sum_g) * inverse),
             avg_gh = set(sum_of(sum_gh) * inverse);
 
@@ -114,7 +116,7 @@ HWY_EXPORT(forward_block);
 HWY_EXPORT(backward_block);
 
 namespace {
-constexpr int64_t sum_rows = 64;  // rows that one partial sum covers
+constexpr int64_t sum_rows = 64;  // number of rows in a partial sum
 }
 
 void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps) {
@@ -126,7 +128,8 @@ void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps) {
 void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* dweight,
                    float* dbias) {
   const bool sums = dweight != nullptr || dbias != nullptr;
-  // Partial sums cover a fixed number of rows, so that results don't depend on the threads.
+  // Partial sums have a fixed number of rows, so that results don't depend on the number of
+  // threads.
   const int64_t blocks = divide_up(n.rows, sum_rows), each = 2 * n.columns;
 
   c10::DataPtr memory;
@@ -148,7 +151,7 @@ void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
   for (float* total : {dweight, dbias}) {
     if (total == nullptr) continue;
     const int64_t offset = total == dweight ? 0 : n.columns;
-    // Threads share the columns; each column is summed in one order.
+    // Threads divide the columns among them. Each column is summed in a fixed order.
     parallel_for(0, n.columns, divide_up(1 << 13, blocks), [&](int64_t begin, int64_t end) {
       std::fill(total + begin, total + end, 0.0f);
       for (int64_t i = 0; i < blocks; ++i) {

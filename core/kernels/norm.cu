@@ -9,10 +9,11 @@ namespace lathe {
 namespace {
 
 constexpr int norm_width = 4;       // elements in a pack
-constexpr int rows_of_a_block = 8;  // if each of its warps processes a row
+constexpr int rows_of_a_block = 8;  // number of rows of a block of threads if each warp processes a
+                                    // row
 
-/// The group of threads that processes a row whose elements fit into the registers of a warp: one
-/// warp, which needs no barriers.
+/// The group of threads that processes a short row, whose elements fit into the registers of a
+/// warp. The group is one warp, which needs no barriers.
 struct Warp {
   static __device__ int64_t row() {
     return blockIdx.x * int64_t{rows_of_a_block} + threadIdx.x / 32;
@@ -21,7 +22,7 @@ struct Warp {
   static __device__ int64_t step() { return 32; }
   static __device__ float sum(float x) { return warp_sum(x); }
 };
-/// The group of threads that processes a longer row: a block.
+/// The group of threads that processes a longer row. The group is a block of threads.
 struct Block {
   static __device__ int64_t row() { return blockIdx.x; }
   static __device__ int64_t first() { return threadIdx.x; }
@@ -29,9 +30,9 @@ struct Block {
   static __device__ float sum(float x) { return block_sum(x); }
 };
 
-/// Calls f(k, i) for each pack of a row that the calling thread holds, at most `held` packs: k
-/// counts them from 0, and i = Group::first() + k * Group::step() is the index of the pack in the
-/// row.
+/// Calls f(k, i) for each pack of a row that the calling thread holds. A thread holds at most
+/// `held` packs. k is the number of the pack in this thread, from 0, and i = Group::first() + k *
+/// Group::step() is its index in the row.
 template <class Group, int held, class F>
 __device__ void for_packs(int64_t columns, F&& f) {
 #pragma unroll
@@ -44,17 +45,19 @@ __device__ void for_packs(int64_t columns, F&& f) {
 template <class Group, int held, class In, class Out>
 __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) {
   const int64_t row = Group::row();
-  const bool has_row = row < n.rows;  // other warps of the last block only take part in sums
+  const bool has_row = row < n.rows;  // warps of the last block that have no row only take part in
+                                      // sums
   const int64_t columns = has_row ? n.columns : 0;
   const float inverse = 1.0f / static_cast<float>(n.columns);
-  // The row stays in registers, so x is read only once.
+  // Keep the row in registers, so that x is read only once.
   float v[held][norm_width], sum = 0, squares = 0, mean = 0;
   for_packs<Group, held>(columns, [&](int k, int64_t i) {
     load_pack<norm_width>(x + row * n.columns, i, v[k]);
     for (const float e : v[k]) sum += e;
   });
 
-  // The branches on n.mean are the same for a whole block, so its sums may synchronize.
+  // All threads of a block take the same branch on n.mean, so the sums in the branch may
+  // synchronize the block.
   if (n.mean != nullptr) mean = Group::sum(sum) * inverse;
   for_packs<Group, held>(columns, [&](int k, int64_t) {
     for (float& e : v[k]) {
@@ -64,7 +67,8 @@ __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) 
   });
   const float variance = Group::sum(squares) * inverse;
 
-  // If squares overflow, 1 / infinity would turn a diverged run's values into zeros.
+  // If the squares overflow, rstd = 1 / infinity would replace the values of a diverged run by
+  // zeros, so set rstd to NaN.
   const float rstd = variance < INFINITY ? 1.0f / sqrtf(variance + eps) : NAN;
 
   if (Group::first() == 0 && has_row) {
@@ -81,8 +85,8 @@ __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) 
   });
 }
 
-/// Each block processes norm_rows_per_block rows, and writes the sums of dy h and dy over these
-/// rows to its part of `partials`.
+/// Each block of threads processes norm_rows_per_block rows, and writes the sums of dy h and dy
+/// over these rows to its part of `partials`.
 template <int held, class In, class Grad>
 __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In* dx, bool add,
                                      float* partials) {
@@ -96,7 +100,7 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
     const float mean = n.mean == nullptr ? 0 : n.mean[row], rstd = n.rstd[row];
     float h[held][norm_width], g[held][norm_width], sum_g = 0, sum_gh = 0;
 
-    // h = (x - mean) rstd and g = dy weight, as in norm.h.
+    // Compute h = (x - mean) rstd and g = dy weight, as in norm.h.
     for_packs<Block, held>(n.columns, [&](int k, int64_t i) {
       float w[norm_width] = {1, 1, 1, 1};
       if (n.weight != nullptr) load_pack<norm_width>(n.weight, i, w);
@@ -135,7 +139,7 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
 
 constexpr int norm_sum_warps = 32;
 
-/// Sums the columns of `partials`. Each block sums 32 columns.
+/// Sums the columns of `partials`. Each block of threads sums 32 columns.
 __global__ void norm_sums_kernel(const float* partials, int64_t rows, int64_t columns,
                                  float* dweight, float* dbias) {
   const int64_t column = blockIdx.x * 32 + threadIdx.x % 32;
@@ -150,7 +154,8 @@ int threads_of(int64_t columns) {
   return static_cast<int>(packs >= 1024 ? 1024 : (packs + 31) / 32 * 32);
 }
 
-/// Calls f with the number of packs that a thread holds if a block processes a row, as a constant.
+/// Calls f with the number of packs that a thread holds if a block of threads processes a row. The
+/// number is a compile-time constant.
 template <class F>
 void with_held(int64_t columns, F&& f) {
   const int64_t held = (columns / norm_width + 1023) / 1024;
@@ -158,7 +163,8 @@ void with_held(int64_t columns, F&& f) {
   f(std::integral_constant<int, 2>{});
 }
 
-/// Does the same for a warp per row. Returns false if the registers of a warp can't hold the row.
+/// Does the same if a warp processes a row. Returns false if the registers of a warp can't hold the
+/// row.
 template <class F>
 bool with_held_by_warp(int64_t columns, F&& f) {
   const int64_t held = (columns / norm_width + 31) / 32;

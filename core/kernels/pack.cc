@@ -1,12 +1,13 @@
-// Packing is bound by memory bandwidth (2 cores of a Zen 4, weights larger than the last-level
-// cache). A thread reads a panel of a weight, 128 bytes of each row, at 6 to 8 GB/s; adjacent rows
-// with prefetching (for x W^T) at 9 GB/s; and complete rows in order at 25 to 29 GB/s.
+// Implements the functions of pack.h. Memory bandwidth limits the speed of packing. On 2 cores of a
+// Zen 4, with weights larger than the last-level cache, a thread reads a panel of a weight (128
+// bytes of each row) at 6 to 8 GB/s, adjacent rows with prefetching (for x W^T) at 9 GB/s, and
+// complete rows in order at 25 to 29 GB/s.
 #include "core/kernels/pack.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/pack.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/simd-inl.h"
 #include "core/kernels/transpose-inl.h"
 #include "hwy/cache_control.h"
@@ -18,7 +19,7 @@ namespace {
 #if HWY_TARGET != HWY_SCALAR
 constexpr int64_t blocks = transposed_blocks;
 
-/// Writes columns 0 to 3 of 4 * `blocks` rows as four rows.
+/// Writes columns 0 to 3 of 4 * `blocks` rows of `in` as four rows of `out`.
 HWY_INLINE void transpose_rows(const char* in, int64_t stride, uint32_t* out, int64_t out_stride) {
   const Units d;
   const Columns c = load_columns(in, stride);
@@ -39,19 +40,20 @@ uint32_t read32(const char* p) {
 /// bytes; `stride` is in bytes.
 void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, uint32_t* out,
                  int64_t out_stride) {
-  constexpr int64_t strip = 16;  // columns at a time, whose output rows stay in the nearest cache
+  constexpr int64_t strip = 16;  // number of columns processed together, so that their output rows
+                                 // stay in the nearest cache
 
   for (int64_t j0 = 0; j0 < columns; j0 += strip) {
     const int64_t j1 = j0 + strip < columns ? j0 + strip : columns;
     [[maybe_unused]] const int64_t ahead =
-        j1 < columns ? j1 * 4 + 64 : 0;  // offset in bytes of the strip after the next
+        j1 < columns ? j1 * 4 + 64 : 0;  // offset in bytes of the strip to prefetch; 0: none
 
     int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
     for (; i + 4 * blocks <= rows; i += 4 * blocks) {
       int64_t j = j0;
-      // The loop reads a strip of one row after another, so each row's next strip must be
-      // prefetched.
+      // The loop reads the same strip of one row after another, so the hardware does not prefetch
+      // the next strip of each row. Prefetch it explicitly.
       if (ahead > 0) {
         for (int64_t r = i; r < i + 4 * blocks; ++r) hwy::Prefetch(in + r * stride + ahead);
       }
@@ -70,7 +72,8 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
   }
 }
 
-/// Sets out[2 j] = first[j] and out[2 j + 1] = second[j] for j < columns, or 0 if `second` is null.
+/// Sets out[2 j] = first[j] and out[2 j + 1] = second[j] for j < columns. If `second` is null, sets
+/// out[2 j + 1] = 0.
 void interleave16(const uint16_t* first, const uint16_t* second, int64_t columns, uint16_t* out) {
   const DU whole;
   const hn::Rebind<uint16_t, DU> half;
@@ -79,7 +82,7 @@ void interleave16(const uint16_t* first, const uint16_t* second, int64_t columns
     auto both = hn::PromoteTo(whole, hn::LoadU(half, first + j));
     if (second != nullptr)
       both = hn::Or(both, hn::ShiftLeft<16>(hn::PromoteTo(whole, hn::LoadU(half, second + j))));
-    // Little-endian: the first row's element comes first.
+    // In little-endian order, the element of the first row comes first.
     hn::StoreU(both, whole, reinterpret_cast<uint32_t*>(out + 2 * j));
   }
   for (; j < columns; ++j) {
@@ -98,7 +101,8 @@ void widen_rows(Matrix a, int64_t rows, int64_t columns, float* out, int64_t str
   });
 }
 
-/// Writes the transpose of a [rows, columns] in float32: out[j * out_stride + i] = a[i][j].
+/// Writes the transpose of a [rows, columns] in float32, which means out[j * out_stride + i] =
+/// a[i][j].
 void widen_transposed(Matrix a, int64_t rows, int64_t columns, float* out, int64_t out_stride) {
   constexpr int64_t tile = 64;
   float wide[tile * tile];
@@ -113,8 +117,8 @@ void widen_transposed(Matrix a, int64_t rows, int64_t columns, float* out, int64
   }
 }
 
-/// Sets columns [n, width) of a packed right factor of depth k to zero. An element of its rows has
-/// 4 bytes: a float32, or a pair.
+/// Sets columns [n, width) of a packed right factor of depth k to zero. An element of a packed row
+/// has 4 bytes: it is a float32 or a pair of 16-bit numbers.
 void clear_padding(void* out, int64_t k, int64_t n, int64_t width, Element as) {
   if (width == n) return;
   for (int64_t i = 0; i < (as == Element::f32 ? k : (k + 1) / 2); ++i)
@@ -165,7 +169,7 @@ void left_transposed(Matrix a, int64_t k, int64_t m, void* out, Element as) {
     const int64_t have = depth - i < pairs ? depth - i : pairs;
     for (int64_t j = 0; j < m; j += columns) {
       const int64_t n = m - j < columns ? m - j : columns;
-      // If the depth is odd, the last pair has no second row, and zeros replace it.
+      // If the depth is odd, the last pair has no second row. Zeros replace this row.
       for (int64_t p = 0; p < have; ++p) {
         const int64_t row = 2 * (i + p);
         interleave16(static_cast<const uint16_t*>(a.at(row, j)),

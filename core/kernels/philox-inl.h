@@ -1,5 +1,5 @@
-// Computes Philox blocks in groups of philox_group, in plain loops that the compiler vectorizes;
-// included in the same way as simd-inl.h.
+// Computes Philox blocks in groups of philox_group, with plain loops that the compiler vectorizes.
+// This file is included in the same way as simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_PHILOX_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_PHILOX_INL_H
 #undef LATHE_CORE_KERNELS_PHILOX_INL_H

@@ -1,4 +1,4 @@
-// philox() of core/rng.h for GPUs.
+// Implements philox() of core/rng.h for GPUs.
 #pragma once
 
 #include "core/rng.h"

@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/random.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/philox-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
@@ -20,7 +20,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr int64_t group = philox_group;
 
-/// Writes the first two numbers of blocks [first, first + group) as uniform numbers in (0, 1).
+/// Writes the first two numbers of each Philox block in [first, first + group) to u and v, as
+/// uniform numbers in (0, 1).
 void uniforms(uint64_t first, RngKey key, double* u, double* v) {
   uint32_t words[4][group];
   philox_blocks(first, 0, key, words);

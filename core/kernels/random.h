@@ -1,4 +1,5 @@
-// Fills tensors with random values. Element i depends only on the key and i: see core/rng.h.
+// Declares functions that fill arrays with random values. Element i depends only on the key and i;
+// see core/rng.h.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,9 @@
 
 namespace lathe {
 
-/// Sets out[i], for i < n, to stddev times a normally distributed number: sqrt(-2 ln u) cos(2 pi
-/// v), where u and v are the first two numbers of Philox block i, in float64 (Box and Muller 1958).
+/// Sets out[i], for i < n, to stddev times a normally distributed number. This number is sqrt(-2 ln
+/// u) cos(2 pi v) (Box and Muller 1958), computed in float64, where u and v are the first two
+/// numbers of Philox block i.
 void fill_normal(float* out, int64_t n, double stddev, RngKey key);
 /// Sets out[i] = bound (2 u - 1) for i < n, where u is the first number of Philox block i.
 void fill_uniform(float* out, int64_t n, double bound, RngKey key);

@@ -5,15 +5,15 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/recurrent.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/activation-inl.h"
 #include "core/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// A logistic gate s and its derivative s (1 - s). The derivative is computed as s e s with e =
-/// exp(-v), since 1 - s would cancel.
+/// The logistic function s of a gate v, and its derivative s (1 - s). The derivative is computed as
+/// s e s with e = exp(-v), to avoid cancellation in 1 - s.
 struct Gate {
   V s, derivative;
 };
@@ -111,7 +111,7 @@ void gru_backward_as(const void* x_gates, const void* h_gates, const void* state
     const T *before = static_cast<const T*>(state) + r * h,
             *dy = static_cast<const T*>(dout) + r * h;
     T* dbefore = static_cast<T*>(dstate) + r * h;
-    // The gates are recomputed from their inputs, in the order of the forward pass.
+    // Compute the gates again from their inputs, in the order of the forward pass.
     for_vectors(h, [&](int64_t i, auto part) HWY_ATTR {
       const Gate reset = gate_of(hn::Add(part(x + i), part(g + i)));
       const Gate update = gate_of(hn::Add(part(x + h + i), part(g + h + i)));
@@ -122,8 +122,9 @@ void gru_backward_as(const void* x_gates, const void* h_gates, const void* state
       const V dr = hn::Mul(hn::Mul(dn, inner), reset.derivative);
       const V dz = hn::Mul(hn::Mul(up, hn::Sub(part(before + i), fresh)), update.derivative);
 
-      // reset and update depend on the sums of x's and h's gates, so both get the same gradient.
-      // The reset gate scales only h's part of `fresh`.
+      // The reset and update gates depend on the sum of the contributions of the input and of the
+      // state, so both contributions get the same gradient. In `fresh`, the reset gate scales only
+      // the contribution of the state.
       part(dr, dx + i);
       part(dr, dg + i);
       part(dz, dx + h + i);
@@ -155,7 +156,8 @@ HWY_EXPORT(gru_rows);
 HWY_EXPORT(gru_backward_rows);
 
 namespace {
-/// Calls f(begin, end) for ranges of rows of h columns, each large enough to be worth a thread.
+/// Calls f(begin, end) for ranges of rows with h columns. Each range is large enough to be worth a
+/// thread.
 template <class F>
 void each_rows(int64_t rows, int64_t h, F&& f) {
   parallel_for(0, rows, divide_up(1 << 11, h), [&](int64_t begin, int64_t end) { f(begin, end); });

@@ -1,4 +1,5 @@
-// Rotary position embedding of one head; included in the same way as simd-inl.h.
+// Implements the rotary position embedding of one head. This file is included in the same way as
+// simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_ROTARY_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_ROTARY_INL_H
 #undef LATHE_CORE_KERNELS_ROTARY_INL_H
@@ -11,8 +12,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Rotates x [width] and writes the result to y, which may be x. rope_table [width] has the
-/// cosines, then the sines of the angles; the sines are multiplied by `sign`.
+/// Rotates x [width] and writes the result to y, which may be x. rope_table [width] holds the
+/// cosines, then the sines of the angles. The sines are multiplied by `sign`.
 template <class T>
 HWY_INLINE void rotate_head(const T* x, T* y, int64_t width, const float* rope_table, V sign) {
   const int64_t half = width / 2;

@@ -5,7 +5,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/rotary.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/rotary-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -38,7 +38,7 @@ HWY_EXPORT(rotate_rows);
 
 void rotate_heads(const void* x, void* y, Element type, int64_t rows, int64_t heads, int64_t width,
                   const float* rope_table, int64_t rope_rows, bool back) {
-  constexpr int64_t grain = 1 << 13;  // elements that are worth a thread
+  constexpr int64_t grain = 1 << 13;  // the smallest number of elements that is worth a thread
   parallel_for(0, rows, divide_up(grain, heads * width), [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(rotate_rows)(x, y, type, begin, end, heads, width, rope_table, rope_rows,
                                       back ? -1.0f : 1.0f);

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int rotary_threads = 256;
 
-/// Each thread rotates a pack of pairs. `packs`: the number of packs in the first half of a head;
-/// `count`: the number in the first halves of all heads.
+/// Each thread rotates a pack of pairs. `packs` is the number of packs in the first half of a head.
+/// `count` is the number of packs in the first halves of all heads together.
 template <class T>
 __global__ void rotate_kernel(const T* x, T* y, unsigned count, unsigned heads, unsigned packs,
                               const float* table, unsigned table_rows, float sign) {

@@ -6,14 +6,15 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/row_ops.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "core/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Returns the sum of the vectors f(i, part) over [0, n), with `part` as in for_vectors(). Adds to
-/// four independent sums, which hides the latency of additions. Lanes beyond n must be 0.
+/// Returns the sum of the vectors f(i, part) over [0, n). `part` is as in for_vectors(). There are
+/// four independent running sums, which hides the latency of additions. f must return 0 in lanes
+/// beyond n.
 template <class F>
 HWY_INLINE V sum_of_block(int64_t n, F&& f) {
   const int64_t step = lanes();
@@ -30,8 +31,8 @@ HWY_INLINE V sum_of_block(int64_t n, F&& f) {
   return hn::Add(hn::Add(a, b), hn::Add(c, d));
 }
 
-/// Returns the sum of f over [0, n). Each block is summed separately before the sums are added, so
-/// that the rounding error of a long row grows only with its number of blocks.
+/// Returns the sum of f over [0, n). Each block is summed separately before the sums of blocks are
+/// added, so that the rounding error of a long row grows only with the number of its blocks.
 template <class F>
 HWY_INLINE float sum_of_row(int64_t n, F&& f) {
   constexpr int64_t block = 1024;
@@ -48,7 +49,7 @@ void sum_each(const float* x, int64_t stride, int64_t rows, int64_t columns, flo
     y[r] = sum_of_row(columns, [&](int64_t i, auto part) HWY_ATTR { return part(x + i); });
 }
 
-/// Returns the largest of n elements, in all lanes. If there is a NaN, it may be ignored.
+/// Returns the largest of n elements, in all lanes. May ignore NaN.
 HWY_INLINE V largest_of_row(const float* x, int64_t n) {
   V largest = set(-INFINITY);
   for_vectors(n, [&](int64_t i, auto part)
@@ -58,7 +59,7 @@ HWY_INLINE V largest_of_row(const float* x, int64_t n) {
 
 void softmax_each(const float* x, int64_t rows, int64_t columns, float* y) {
   for (int64_t r = 0; r < rows; ++r, x += columns, y += columns) {
-    const V m = largest_of_row(x, columns);  // a NaN that this ignores enters the sum
+    const V m = largest_of_row(x, columns);  // if this ignores a NaN, the sum below is still NaN
     const float sum = sum_of_row(columns, [&](int64_t i, auto part) HWY_ATTR {
       const V e = part.keep(exp_of(hn::Sub(part(x + i), m)));
       part(e, y + i);

@@ -1,5 +1,5 @@
-// Helpers of kernels that process rows of elements: wide loads and stores, and sums over a block of
-// threads in an order that is always the same.
+// Defines helpers of kernels that process rows of elements: wide loads and stores, and sums over a
+// block of threads in a fixed order.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -34,28 +34,28 @@ __device__ void store_pack(T* row, int64_t i, const float* values) {
 
 namespace {
 
-/// Returns e^x. If T is a 16-bit type, the relative error is up to 5e-6 for |x| <= 88, far below
-/// the rounding error of T.
+/// Returns e^x. If T is a 16-bit type, the relative error for |x| <= 88 is at most 5e-6, which is
+/// far below the rounding error of T.
 template <class T>
 __device__ float exp_of(float x) {
   constexpr float log2_e = 1.4426950408889634f;
   return sizeof(T) == 4 ? expf(x) : exp2f(x * log2_e);
 }
-/// Returns 1 / x. If T is a 16-bit type, |x| must be from 2^-126 to 2^126, and the error is up to 2
-/// units in the last place of a float32.
+/// Returns 1 / x. If T is a 16-bit type, |x| must be from 2^-126 to 2^126, and the error is at most
+/// 2 units in the last place of a float32.
 template <class T>
 __device__ float inverse_of(float x) {
   return sizeof(T) == 4 ? 1 / x : __fdividef(1, x);
 }
 
-/// Returns the sum of `a` over a warp, in every thread.
+/// Returns the sum of `a` over a warp. Every thread gets the result.
 __device__ float warp_sum(float a) {
   for (int lane = 16; lane > 0; lane /= 2) a += __shfl_xor_sync(0xffffffffu, a, lane);
   return a;
 }
 
-/// Replaces a and b by their sums over the block, in every thread. The block must consist of
-/// complete warps.
+/// Replaces a and b by their sums over the block of threads. Every thread gets the sums. The block
+/// must consist of complete warps.
 __device__ void block_sums(float& a, float& b) {
   __shared__ float warps[2][32];
   for (int lane = 16; lane > 0; lane /= 2) {
@@ -74,7 +74,7 @@ __device__ float block_sum(float a) {
   return a;
 }
 
-/// Returns the maximum of `a` over the block, in every thread. Ignores NaN.
+/// Returns the maximum of `a` over the block of threads. Every thread gets the result. Ignores NaN.
 __device__ float block_max(float a) {
   __shared__ float warps[32];
   for (int lane = 16; lane > 0; lane /= 2) a = fmaxf(a, __shfl_xor_sync(0xffffffffu, a, lane));
@@ -86,9 +86,9 @@ __device__ float block_max(float a) {
   return a;
 }
 
-/// Returns the sum of one column of `partials` [rows, columns], in every thread; 0 if `column` is
-/// beyond the last one. The block must have `warps` warps, and all threads with the same
-/// threadIdx.x % 32 must pass the same `column`.
+/// Returns the sum of one column of `partials` [rows, columns]; 0 if `column` is beyond the last
+/// column. Every thread gets the result. The block must have `warps` warps, and all threads with
+/// the same threadIdx.x % 32 must pass the same `column`.
 template <int warps>
 __device__ float column_total(const float* partials, int64_t rows, int64_t columns,
                               int64_t column) {
@@ -106,8 +106,8 @@ __device__ float column_total(const float* partials, int64_t rows, int64_t colum
 
 }  // namespace
 
-/// Calls f with a value of the element's type. Returns false for float64, which these kernels do
-/// not take.
+/// Calls f with a value of the C++ type of `type`. Returns false for float64, which these kernels
+/// do not support.
 template <class F>
 bool with_gpu_element(Element type, F&& f) {
   switch (type) {
@@ -118,7 +118,7 @@ bool with_gpu_element(Element type, F&& f) {
   }
   return false;
 }
-/// Does the same with values of two types.
+/// Does the same with values of the two types `a` and `b`.
 template <class F>
 bool with_gpu_elements(Element a, Element b, F&& f) {
   bool done = false;

@@ -1,4 +1,4 @@
-// The table of optimizer rules. core/kernels/rules/rule.h explains what a rule is.
+// Defines the table of optimizer rules. core/kernels/rules/rule.h explains what a rule is.
 #pragma once
 
 #include <type_traits>

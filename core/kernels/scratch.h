@@ -1,4 +1,4 @@
-// Working memory of kernels that run on several threads.
+// Defines the working memory of kernels that run on several threads.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -16,15 +16,15 @@ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 /// Calls f(i) for each i < tasks on ATen's threads. Each thread takes the next i when it is idle,
-/// so that a slow thread does not delay the others. f(i) must have the same result on any thread.
-/// Each thread calls done() after its last task.
+/// so that a slow thread does not delay the other threads. f(i) must have the same result on any
+/// thread. Each thread calls done() after its last task.
 template <class F, class Done>
 void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
   std::atomic<int64_t> next{0};
   parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1,
                [&](int64_t begin, int64_t end) {
                  // Each thread gets one index of [begin, end) and takes tasks until none is left.
-                 // If there is only one thread, it gets all indices.
+                 // If there is only one thread, this thread gets all indices.
                  for (; begin < end; ++begin) {
                    for (int64_t i = 0; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
                      f(i);
@@ -33,9 +33,8 @@ void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
                });
 }
 
-/// Working memory of `bytes` bytes for each of ATen's threads. The thread that constructs it
-/// allocates one block for all threads, so that a step's memory does not depend on which threads
-/// are faster.
+/// Working memory with `bytes` bytes for each of ATen's threads. The constructor allocates one
+/// block for all threads, so that the memory of a step does not depend on which threads are faster.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes)
@@ -43,7 +42,7 @@ class Scratch {
         data_(
             c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes_ * at::get_num_threads()))) {
   }
-  /// Returns the calling thread's part.
+  /// Returns the part of the calling thread.
   char* mine() const { return static_cast<char*>(data_.get()) + bytes_ * at::get_thread_num(); }
 
  private:
@@ -51,8 +50,8 @@ class Scratch {
   c10::DataPtr data_;
 };
 
-/// Divides a thread's memory into arrays that begin at cache lines. Use it first with a null base
-/// to compute the size of the memory.
+/// Divides a thread's memory into arrays that begin at cache lines. First use a Carver with a null
+/// base, which only computes the size of the memory.
 class Carver {
  public:
   explicit Carver(char* base) : base_(base) {}

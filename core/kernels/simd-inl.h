@@ -1,9 +1,9 @@
-// Vector helpers of the kernels, compiled once for each instruction set: include this file after
-// hwy/foreach_target.h. Elements are float32, bfloat16 or float16; arithmetic is in float32.
-// Highway chooses the instruction set at run time.
+// Defines the kernels' vector helpers. They are compiled once for each instruction set, so include
+// this file after hwy/foreach_target.h. Elements are float32, bfloat16 or float16; arithmetic is in
+// float32. Highway chooses the instruction set at run time.
 //
-// exp_of() is Lathe's own, because Highway's exp does not return NaN for NaN, which would hide that
-// a run has diverged.
+// This file implements exp_of(), because Highway's exp() does not return NaN for NaN, which would
+// hide that a run has diverged.
 #if defined(LATHE_CORE_KERNELS_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_SIMD_INL_H
 #undef LATHE_CORE_KERNELS_SIMD_INL_H
@@ -40,16 +40,17 @@ HWY_INLINE V load(const c10::BFloat16* p) {
 }
 HWY_INLINE void store(V v, float* p) { hn::StoreU(v, D(), p); }
 #if HWY_TARGET == HWY_AVX3
-/// Rounds to bfloat16 on CPUs that have an instruction for this (Isa::avx512_bf16). The instruction
+/// Rounds to bfloat16 with the instruction that CPUs with Isa::avx512_bf16 have. The instruction
 /// treats subnormal numbers as zero.
 HWY_INLINE __m256i rounded_by_cpu(V v) {
   __m256i low;
-  asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(v.raw));  // Highway 1.0 has no function for it
+  // Highway 1.0 has no function for this instruction.
+  asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(v.raw));
   return low;
 }
 #endif
-/// Stores the nearest bfloat16, ties to even; NaN stays NaN. CPUs with an instruction for this
-/// (Isa::avx512_bf16) treat numbers below 1.2e-38 as zero.
+/// Stores the nearest bfloat16 numbers; ties round to even. NaN stays NaN. CPUs that have an
+/// instruction for this conversion (Isa::avx512_bf16) treat absolute values below 1.2e-38 as zero.
 HWY_INLINE void store(V v, c10::BFloat16* p) {
 #if HWY_TARGET == HWY_AVX3
   if (HWY_LIKELY(active_isa() >= Isa::avx512_bf16)) {
@@ -72,12 +73,13 @@ HWY_INLINE V load(const c10::Half* p) {
   const hn::Rebind<hwy::float16_t, D> half;
   return hn::PromoteTo(D(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
 }
-/// Stores the nearest float16, ties to even; numbers beyond the largest become infinity.
+/// Stores the nearest float16 numbers; ties round to even. Numbers beyond the largest float16
+/// become infinity.
 HWY_INLINE void store(V v, c10::Half* p) {
   const hn::Rebind<hwy::float16_t, D> half;
   hn::StoreU(hn::DemoteTo(half, v), half, reinterpret_cast<hwy::float16_t*>(p));
 }
-#else  // Highway's own conversion rounds towards zero here
+#else  // for these targets, Highway's conversion rounds towards zero
 HWY_INLINE V load(const c10::Half* p) {
   float lane[HWY_MAX_BYTES / sizeof(float)];
   for (int64_t i = 0; i < lanes(); ++i) lane[i] = static_cast<float>(p[i]);
@@ -90,7 +92,7 @@ HWY_INLINE void store(V v, c10::Half* p) {
 }
 #endif
 
-/// Loads the first n lanes (n < lanes()); the others are zero.
+/// Loads the first n lanes, where n < lanes(). The other lanes are zero.
 template <class T>
 HWY_INLINE V load_first(const T* p, int64_t n) {
   T buffer[HWY_MAX_BYTES / sizeof(float)] = {};
@@ -104,10 +106,11 @@ HWY_INLINE void store_first(V v, T* p, int64_t n) {
   std::memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
 }
 
-/// for_vectors() calls f(i, part) for each vector of [0, n), where i is the index of its first
-/// element. part(p) loads a vector from p, and part(v, p) stores v to p. For a complete vector,
-/// `part` is a Whole. For an incomplete last vector, it is a Part, which skips the lanes beyond n.
-/// keep(v) sets these lanes to zero; keep_or(v, w) replaces them by those of w.
+/// for_vectors() calls f(i, part) for each vector of [0, n), where i is the index of the vector's
+/// first element. part(p) loads a vector from p, and part(v, p) stores v to p. For a complete
+/// vector, `part` is a Whole. For an incomplete last vector, `part` is a Part, which skips the
+/// lanes beyond n. part.keep(v) sets these lanes of v to zero, and part.keep_or(v, w) replaces them
+/// by the lanes of w.
 struct Whole {
   HWY_INLINE V keep(V v) const { return v; }
   HWY_INLINE V keep_or(V v, V) const { return v; }
@@ -160,13 +163,13 @@ void with_elements(Element a, Element b, F&& f) {
 HWY_INLINE float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
 HWY_INLINE float max_of(V v) { return hn::GetLane(hn::MaxOfLanes(D(), v)); }
 HWY_INLINE V set(float x) { return hn::Set(D(), x); }
-/// Returns e^v within 2 units in the last place for v in [-87, 88], 0 for smaller v, e^88 for
-/// larger v, and NaN for NaN. Computes 2^n e^r with an integer n and |r| <= ln(2) / 2. The
-/// polynomial for e^r has the smallest relative error (4e-9) among those of its degree that begin
-/// with 1 + r.
+/// Returns e^v, within 2 units in the last place for v in [-87, 88]. Returns 0 for smaller v, e^88
+/// for larger v, and NaN for NaN. Computes 2^n e^r with an integer n and |r| <= ln(2) / 2. Among
+/// the polynomials of the same degree that begin with 1 + r, the polynomial for e^r has the
+/// smallest relative error (4e-9).
 HWY_INLINE V exp_of(V given) {
   const V v = hn::Min(set(88), hn::Max(set(-87), given));
-  // Adding this number rounds to an integer, which is then in the lowest bits.
+  // Adding this number rounds to an integer, which is then in the lowest bits of the sum.
   constexpr float magic = 0x1.8p23f;
   const V shifted = hn::MulAdd(v, set(1.44269504089f), set(magic)),
           n = hn::Sub(shifted, set(magic));
@@ -180,18 +183,20 @@ HWY_INLINE V exp_of(V given) {
       hn::Add(hn::ShiftLeft<23>(hn::BitCast(DU(), shifted)), hn::Set(DU(), 127u << 23));
   const V e = hn::IfThenZeroElse(hn::Lt(given, set(-87)), hn::Mul(y, hn::BitCast(D(), exponent)));
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  return e;  // minimum and maximum instructions with operands in this order keep NaN
+  return e;  // NaN stays NaN, since the operands of Min and Max above have the necessary order
 #else
   return hn::IfThenElse(hn::Eq(given, given), e, given);
 #endif
 }
-/// Returns the larger of v and a number; NaN stays NaN.
+/// Return the larger of v and `low`, or the smaller of v and `high`. NaN stays NaN.
 HWY_INLINE V at_least(float low, V v) { return hn::IfThenElse(hn::Lt(v, set(low)), set(low), v); }
 HWY_INLINE V at_most(float high, V v) { return hn::IfThenElse(hn::Gt(v, set(high)), set(high), v); }
-/// Returns 1 / v for v >= 1, within 4 units in the last place; 0 for v above 2^126 on AVX2.
+/// Returns 1 / v for v >= 1, within 4 units in the last place. On AVX2, returns 0 for v above
+/// 2^126.
 HWY_INLINE V inverse_of(V v) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
-  const V near = hn::ApproximateReciprocal(v);  // 12 bits or more, improved by one Newton step
+  const V near = hn::ApproximateReciprocal(v);  // has at least 12 correct bits; the next line
+                                                // improves it with a Newton step
   return hn::Mul(near, hn::NegMulAdd(v, near, set(2)));
 #else
   return hn::Div(set(1), v);

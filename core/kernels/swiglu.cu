@@ -8,9 +8,9 @@ namespace {
 
 constexpr int swiglu_threads = 256;
 
-/// The terms of silu(x) = x s: e = exp(-x) and s = 1 / (1 + e). Below -87, where e would overflow,
-/// s is set to 0, which is exact to 2e-38, so that silu is 0 there even for a large |x|. For 16-bit
-/// types the exponential has a relative error of up to 5e-6.
+/// The terms of silu(x) = x s: e = exp(-x) and s = 1 / (1 + e). For x below -87, e would overflow.
+/// There, s is set to 0, which differs from the exact value by at most 2e-38, so that silu(x) is 0
+/// even for a large |x|. For 16-bit types, the exponential has a relative error of at most 5e-6.
 template <class T>
 struct Logistic {
   float e, s;
@@ -22,8 +22,8 @@ struct Logistic {
   }
 };
 
-/// The positions of a thread's pack: `dense` in y and dy, whose rows are contiguous, and `strided`
-/// in a, b, da and db.
+/// The positions of a thread's pack. `dense` is the position in y and dy, whose rows have no gaps
+/// between them; `strided` is the position in a, b, da and db.
 struct Places {
   int64_t dense, strided;
 
@@ -34,8 +34,8 @@ struct Places {
   }
 };
 
-/// Each thread processes a pack of elements. `packs`: the number of packs in a row of y; `stride`:
-/// the distance between rows of a and b in packs.
+/// Each thread processes a pack of elements. `packs` is the number of packs in a row of y. `stride`
+/// is the distance between rows of a and b in packs.
 template <class T>
 __global__ void swiglu_kernel(const T* a, const T* b, T* y, unsigned count, unsigned packs,
                               unsigned stride) {
@@ -64,8 +64,8 @@ __global__ void swiglu_backward_kernel(const T* a, const T* b, const T* dy, T* d
   for (int k = 0; k < width; ++k) {
     const float x = left[k];
     const Logistic<T> l(x);
-    // silu' = s + x s (1 - s). 1 - s is computed as e s, which does not cancel. 0 * x makes the
-    // result NaN for infinity and NaN.
+    // silu'(x) = s + x s (1 - s). 1 - s is computed as e s, to avoid cancellation. The term 0 * x
+    // makes the result NaN if x is infinite or NaN.
     const float derivative = l.s + x * l.s * (l.e * l.s) + 0 * x;
     left[k] = d[k] * (right[k] * derivative);
     right[k] = d[k] * (x * l.s);
@@ -74,8 +74,8 @@ __global__ void swiglu_backward_kernel(const T* a, const T* b, const T* dy, T* d
   store_pack<width>(db, at.strided, right);
 }
 
-/// Calls f with a value of the element's type and three numbers of packs: all packs of y, those in
-/// a row of y, and the distance between rows of a and b.
+/// Calls f with a value of the C++ type of `type` and three numbers: the number of packs in y, the
+/// number of packs in a row of y, and the distance between rows of a and b in packs.
 template <class F>
 cudaError_t with_packs(Element type, int64_t rows, int64_t h, int64_t stride, F&& f) {
   if (!swiglu_on_gpu(type, rows, h, stride)) return cudaErrorInvalidValue;

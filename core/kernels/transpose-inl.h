@@ -1,4 +1,5 @@
-// Transposes a few columns of many rows in registers; included in the same way as simd-inl.h.
+// Transposes a few columns of many rows in registers. This file is included in the same way as
+// simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_TRANSPOSE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_TRANSPOSE_INL_H
 #undef LATHE_CORE_KERNELS_TRANSPOSE_INL_H

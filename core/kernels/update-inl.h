@@ -1,6 +1,6 @@
-// The parts of a parameter update other than its formula: reading, clipping by value, rounding, the
-// working copy, the average. They are plain loops, compiled once for each instruction set: include
-// this file after hwy/foreach_target.h and hwy/highway.h.
+// Defines the parts of a parameter update other than its formula: reading, clipping by value,
+// rounding, the working copy and the average. They are plain loops, which are compiled once for
+// each instruction set. Include this file after hwy/foreach_target.h and hwy/highway.h.
 #if defined(LATHE_CORE_KERNELS_UPDATE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_UPDATE_INL_H
 #undef LATHE_CORE_KERNELS_UPDATE_INL_H
@@ -22,8 +22,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 namespace {
 
-// The number of elements that are converted at a time: a few kilobytes, which stay in the nearest
-// cache.
+// The number of elements that are converted together. They take a few kilobytes and stay in the
+// nearest cache.
 constexpr int64_t update_block = 512;
 
 inline uint16_t bf16_nearest(float x) {
@@ -32,8 +32,9 @@ inline uint16_t bf16_nearest(float x) {
   return static_cast<uint16_t>(x == x ? rounded : 0x7fc0u);
 }
 
-/// Returns n elements as T, from element `begin` on: in place if they have that type, otherwise
-/// converted into `buffer`. Returns zeros in `buffer` if `data` is null.
+/// Returns elements [begin, begin + n) of `data` as T. If they have the type T, they are used in
+/// place; otherwise, they are converted into `buffer`. If `data` is null, returns zeros in
+/// `buffer`.
 template <class T>
 HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_t n, T* buffer) {
   if (data == nullptr) {
@@ -41,7 +42,7 @@ HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_
     return buffer;
   }
 
-  // Only a type that differs from T is converted.
+  // Convert only if the type differs from T.
   switch (type) {
     case Element::f64:
       if constexpr (std::is_same_v<T, double>) return static_cast<const double*>(data) + begin;
@@ -72,7 +73,8 @@ HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_
   return buffer;
 }
 
-/// Returns elements of a gradient with its loss scale, each clamped by clip_value.
+/// Returns elements of a gradient, which still includes the loss scale. Each element is clamped by
+/// clip_value.
 template <class T>
 HWY_NOINLINE const T* load_gradient(const UpdateArgs& a, const UpdateRule& rule,
                                     const StepControl& control, int64_t begin, int64_t n,
@@ -109,21 +111,22 @@ inline void store_stochastic(const UpdateArgs& a, int64_t begin, int64_t n, cons
   }
 }
 
-/// The number of elements of a low-precision parameter whose update is not zero, and how many of
-/// these rounding left unchanged.
+/// Counts elements of a low-precision parameter. `moved` is the number of elements whose update is
+/// not zero. `lost` is the number of those elements that rounding left unchanged.
 struct Roundings {
   uint64_t moved = 0, lost = 0;
 };
 
-/// Rounds and stores `out`, a block of a parameter's new elements, and the working copy and the
-/// average of these elements. `before` has the previous elements of a low-precision parameter.
+/// Rounds and stores `out`, which holds new values for a block of a parameter's elements. Also
+/// stores the working copy and the average of these elements. `before` holds the previous values of
+/// a low-precision parameter.
 template <class T>
 HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule,
                               const StepControl& control, int64_t at, int64_t n, const T* before,
                               const T* out, Roundings* count) {
   if (a.low != nullptr) store_nearest(a.low, a.low_type, at, n, out);
 
-  // A low-precision parameter's average follows the rounded values.
+  // The average of a low-precision parameter follows the rounded values.
   const T* now = out;
   T stored[update_block];
   if constexpr (std::is_same_v<T, float>) {
@@ -149,9 +152,9 @@ HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule,
     for (int64_t i = 0; i < n; ++i) average[i] += weight * (now[i] - average[i]);
 }
 
-/// Calls f(at, n, p, out) for each block of n elements of [begin, end), where `at` is the block's
-/// first element and p has the elements of the parameter. f writes their new values to `out`, which
-/// are then stored.
+/// Calls f(at, n, p, out) for each block of n elements of [begin, end). `at` is the index of the
+/// block's first element, and p holds the block's elements of the parameter. f writes their new
+/// values to `out`. These values are then stored.
 template <class T, class F>
 void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin,
                    int64_t end, F&& f) {
@@ -170,7 +173,8 @@ void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* con
   std::atomic_ref(control->lost).fetch_add(count.lost, std::memory_order_relaxed);
 }
 
-/// Updates one element by a rule. If weight decay is not decoupled, adds it to the gradient.
+/// Updates one element by a rule. If weight decay is not decoupled, first adds the weight decay to
+/// the gradient.
 template <class Rule, class T>
 inline T update_element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c) {
   if constexpr (!Rule::raw) g = g * c.grad_scale + c.wd * p;
@@ -181,7 +185,7 @@ template <class Rule, class T>
 void rule_block(const T* p, const T* g, T* out, T* s0, T* s1, T* s2, int64_t n,
                 const Coefficients<T>& c) {
 #ifndef __clang__
-#pragma GCC ivdep  // out may be p, but no element depends on another
+#pragma GCC ivdep  // `out` may be p, but no element depends on another element
 #endif
   for (int64_t i = 0; i < n; ++i)
     out[i] = update_element<Rule>(p[i], g[i], s0 + i, s1 + i, s2 + i, c);
@@ -192,7 +196,8 @@ template <class Rule, class T>
 void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* control,
                     int64_t begin, int64_t end) {
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
-  T grads[update_block], absent[update_block] = {};  // for states that the rule does not have
+  T grads[update_block], absent[update_block] = {};  // `absent` stands for states that the rule
+                                                     // does not have
   const auto state = [&](int i, int64_t at) {
     return a.state[i] == nullptr ? absent : static_cast<T*>(a.state[i]) + at;
   };
@@ -203,8 +208,8 @@ void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* co
   });
 }
 
-/// Returns the sum of f(i) for i in [0, n). The order of the additions is always the same, and
-/// allows the compiler to vectorize the loop.
+/// Returns the sum of f(i) for i in [0, n). The additions have a fixed order, which allows the
+/// compiler to vectorize the loop.
 template <class F>
 double lane_sum(int64_t n, F&& f) {
   constexpr int64_t lanes = 16;

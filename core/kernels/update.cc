@@ -2,13 +2,14 @@
 
 #include <numeric>
 
-// These are plain loops, compiled once for each instruction set; the compiler vectorizes them.
+// The loops of this file are plain loops, which are compiled once for each instruction set. The
+// compiler vectorizes them.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/update.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.
+// Highway requires this include after foreach_target.h.
 #include "hwy/highway.h"
-// After highway.
+// This include must follow hwy/highway.h.
 #include "core/kernels/update-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -18,8 +19,8 @@ double grad_sum_range(const void* grad, Element type, int64_t begin, int64_t end
   constexpr int64_t lanes = 16;  // independent sums, so that the compiler can vectorize the loop
   double sum[lanes] = {};
 
-  // Each element, also of the incomplete last vector, has a fixed lane, so the order depends only
-  // on the range.
+  // Each element has a fixed lane, even in the incomplete last vector, so the order of additions
+  // depends only on the range.
   const auto add = [&](const auto* g, int64_t n, auto value) {
     int64_t i = 0;
     for (; i + lanes <= n; i += lanes) {
@@ -50,7 +51,7 @@ double grad_sum_range(const void* grad, Element type, int64_t begin, int64_t end
       break;
   }
 
-  // Lanes are added in order.
+  // Add the lanes in order.
   double total = 0;
   for (double s : sum) total += s;
   return total;

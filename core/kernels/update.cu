@@ -13,15 +13,16 @@ namespace lathe {
 namespace {
 
 constexpr int threads = 256;
-constexpr int64_t update_chunk = 1 << 14;  // elements that one block updates
+constexpr int64_t update_chunk = 1 << 14;  // number of elements that one block of threads updates
 
-/// The work of one launch. Kernels take it by value, and their arguments may have up to 32,764
-/// bytes (CUDA 12.1 and later).
+/// The work of one launch. Kernels take this table by value. The arguments of a kernel may have up
+/// to 32,764 bytes (CUDA 12.1 and later).
 template <class Item, int capacity>
 struct Table {
   Item items[capacity];
-  int first_block[capacity];  // the first block of each item
-  bool has_packs[capacity];   // whether its elements can be loaded update_width at a time
+  int first_block[capacity];  // index of the first block of threads of each item
+  bool has_packs[capacity];   // whether the elements of each item can be loaded in packs of
+                              // update_width
   int count = 0;
   int blocks = 0;
 
@@ -31,7 +32,7 @@ struct Table {
     first_block[count++] = blocks;
     blocks += static_cast<int>((item.n + chunk - 1) / chunk);
   }
-  /// Returns the item that a block works on.
+  /// Returns the index of the item that a block of threads works on.
   __device__ int item_of(int block) const {
     int i = count - 1;
     while (first_block[i] > block) --i;
@@ -54,8 +55,8 @@ __device__ void load_as(const S* data, int64_t i, T* out) {
       out[k] = static_cast<T>(static_cast<float>(pack.at[k]));
   }
 }
-/// Loads elements [i, i + width) as T; zeros if `data` is null. The address of element i must be a
-/// multiple of the size of `width` elements.
+/// Loads elements [i, i + width) as T. If `data` is null, gives zeros. The address of element i
+/// must be a multiple of the size of `width` elements.
 template <int width, class T>
 __device__ void load(const void* data, Element type, int64_t i, T* out) {
   if (data == nullptr) {
@@ -93,8 +94,8 @@ __device__ void store_as(S* data, int64_t i, const T* values) {
   for (int k = 0; k < width; ++k) round_to(values[k], pack.at[k]);
   *reinterpret_cast<Pack<S, width>*>(data + i) = pack;
 }
-/// Rounds `values` to `type` and stores them as elements [i, i + width), with the alignment that
-/// load() needs.
+/// Rounds `values` to `type` and stores them as elements [i, i + width). The address of element i
+/// must have the same alignment as for load().
 template <int width, class T>
 __device__ void store(void* data, Element type, int64_t i, const T* values) {
   switch (type) {
@@ -118,7 +119,7 @@ bool has_packs(const UpdateArgs& a) {
          is_ready(a.state[1], own) && is_ready(a.state[2], own);
 }
 
-/// Returns the sum over a block, in an order that is always the same; valid in thread 0.
+/// Returns the sum of x over a block of threads, in a fixed order. Only thread 0 gets the sum.
 __device__ double block_sum(double x) {
   __shared__ double sums[threads];
   sums[threadIdx.x] = x;
@@ -130,9 +131,9 @@ __device__ double block_sum(double x) {
   return sums[0];
 }
 
-/// Returns this thread's part of the sum of squares of elements [begin, end). The first `packs`
-/// packs of update_width elements are loaded a pack at a time, and the elements after them one by
-/// one.
+/// Returns this thread's part of the sum of squares of elements [begin, end). The elements of the
+/// first `packs` packs of update_width elements are loaded in packs. The elements after these packs
+/// are loaded one by one.
 template <class T>
 __device__ double squares(const void* data, int64_t begin, int64_t end, int64_t packs) {
   static_assert(update_width == 4);
@@ -170,7 +171,7 @@ __global__ void grad_sum_kernel(GradTable table, double* partials) {
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-/// Returns the sum of n numbers, in an order that is always the same; valid in thread 0.
+/// Returns the sum of n numbers, in a fixed order. Only thread 0 gets the sum.
 __device__ double total_of(const double* partials, int64_t n) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < n; i += threads) sum += partials[i];
@@ -194,13 +195,13 @@ __global__ void end_stages_kernel(int64_t step, const double* partials, int64_t 
   if (threadIdx.x == 0) settle_stages(step, sum, loss, *control);
 }
 
-/// A thread's counts for StepControl::moved and StepControl::lost.
+/// The counts that a thread adds to StepControl::moved and StepControl::lost.
 struct RoundingCounts {
   unsigned long long moved = 0, lost = 0;
 };
 
-/// Updates elements [i, i + width) as the CPU does in update-inl.h, whose comments explain the
-/// steps.
+/// Updates elements [i, i + width) in the same way as update-inl.h does on CPUs. The comments there
+/// explain the steps.
 template <int width, class Rule, class T>
 __device__ void update_pack(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control,
                             const Coefficients<T>& c, int64_t i, RoundingCounts& counts) {
@@ -264,7 +265,7 @@ __device__ void update_pack(const UpdateArgs& a, const UpdateRule& rule, const S
 
 template <class Rule, class T>
 __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* control) {
-  // The host can't know whether the step is skipped, so the kernel checks.
+  // The host doesn't know whether the step is skipped, so the kernel checks whether to return.
   if (control->skip != 0) return;
 
   const int which = table.item_of(static_cast<int>(blockIdx.x));
@@ -280,7 +281,8 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
   for (int64_t i = begin + packs * update_width + threadIdx.x; i < end; i += threads)
     update_pack<1, Rule>(a, rule, *control, c, i, counts);
 
-  // Only low-precision parameters count roundings; for others, skip the atomic additions.
+  // Roundings are counted only for low-precision parameters. For other parameters, skip the atomic
+  // additions.
   if (counts.moved == 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(&control->moved), counts.moved);
   atomicAdd(reinterpret_cast<unsigned long long*>(&control->lost), counts.lost);
@@ -326,7 +328,8 @@ cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule&
                         StepControl* control, cudaStream_t stream) {
   for (int64_t i = 0; i < count;) {
     UpdateTable table;
-    const bool wide = args[i].param_type == Element::f64;  // one type of arithmetic for a launch
+    const bool wide = args[i].param_type == Element::f64;  // a launch computes either in float64 or
+                                                           // in float32
     for (; i < count && !table.full() && (args[i].param_type == Element::f64) == wide; ++i) {
       if (args[i].n == 0) continue;
       table.has_packs[table.count] = has_packs(args[i]);

@@ -1,4 +1,4 @@
-// The parts of an optimizer step other than the rules' formulas, shared by CPUs and GPUs.
+// Defines the parts of an optimizer step other than the rules' formulas, for both CPUs and GPUs.
 #pragma once
 
 #include <cmath>
@@ -9,8 +9,8 @@
 
 namespace lathe {
 
-/// Changes a loss scale after a step. `found_inf`: a gradient or the loss is not finite. Returns
-/// whether that ends the run.
+/// Changes a loss scale after a step. `found_inf` is true if a gradient or the loss is not finite.
+/// Returns whether this step ends the run.
 LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool found_inf) {
   if (!found_inf) {
     s.skipped_in_row = 0;
@@ -31,8 +31,8 @@ LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool
   return false;
 }
 
-/// Decides a step, given the sum of squares of its gradients with the loss scale. Clips as
-/// torch.nn.utils.clip_grad_norm_ does.
+/// Makes the decisions of a step. `sum` is the sum of squares of the gradients, which still include
+/// the loss scale. Clips as torch.nn.utils.clip_grad_norm_ does.
 LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* loss, StepControl& c,
                               ScaleState* scale) {
   const double loss_scale = scale != nullptr ? static_cast<double>(scale->scale) : 1.0;
@@ -54,25 +54,25 @@ LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* los
   with_rule(r.rule.kind, [&](auto rule) { decltype(rule)::settle(r.rule, c); });
 }
 
-/// Decides whether one gradient of a step in stages (memory.update_in_backward) is applied, from
-/// the sum of its squares.
+/// Decides whether a gradient is applied in a step in stages (memory.update_in_backward). `sum` is
+/// the sum of the gradient's squares.
 LATHE_BOTH inline void settle_gradient(double sum, StepControl& c) {
   c.skip = c.failed_step != 0 || !std::isfinite(sum);
 }
 
-/// Ends a step in stages: records the norm of all gradients, given the sum of their squares, and
-/// that the step failed if the norm or the loss is not finite.
+/// Ends a step in stages. `sum` is the sum of squares of all gradients. Records the norm of all
+/// gradients. If the norm or the loss is not finite, also records that the step failed.
 LATHE_BOTH inline void settle_stages(int64_t step, double sum, const float* loss, StepControl& c) {
   c.skip = c.failed_step != 0;
   if (c.skip) return;
   c.grad_norm = std::sqrt(sum);
-  // `skip` stays 0 if the step fails now, since averages of parameters without a gradient still
-  // move.
+  // `skip` stays 0 if this step fails, since the averages of parameters without a gradient are
+  // still updated.
   if (!std::isfinite(sum) || (loss != nullptr && !std::isfinite(*loss))) c.failed_step = step + 1;
 }
 
-/// Returns the factor of a parameter's gradient: c.grad_scale, times the factor that clips the norm
-/// of this gradient to clip_parameter.
+/// Returns the factor by which a parameter's gradient is multiplied: c.grad_scale times the factor
+/// that clips the norm of this gradient to clip_parameter.
 LATHE_BOTH inline double grad_scale_of(const UpdateRule& r, const UpdateArgs& a,
                                        const StepControl& c) {
   if (!(r.clip_parameter > 0) || a.sums == nullptr) return c.grad_scale;
@@ -91,9 +91,10 @@ LATHE_BOTH Coefficients<T> coefficients(const UpdateRule& r, const UpdateArgs& a
   return k;
 }
 
-/// Rounds a float32, given by its bits, to bfloat16 stochastically: adds `random16`, a uniform
-/// number, to the lower 16 bits, and returns the upper 16 bits. It rounds away from zero with a
-/// probability equal to the lower half divided by 2^16. Nothing is added to infinity and NaN.
+/// Rounds a float32, given by its bits, to bfloat16 stochastically. Adds `random16`, a uniform
+/// 16-bit number, to the lower 16 bits, and returns the upper 16 bits. The probability of rounding
+/// away from zero is therefore the lower half divided by 2^16. Nothing is added to infinity and
+/// NaN.
 LATHE_BOTH inline uint16_t round_stochastic(uint32_t bits, uint32_t random16) {
   const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
   return static_cast<uint16_t>((bits + (finite ? random16 : 0)) >> 16);

@@ -36,7 +36,7 @@ ExampleArray::ExampleArray(const fs::path& path, const std::string& tensor) : pa
       sizes_ = entry.shape;
       bytes_ = entry.bytes;
     } catch (const Error& e) {
-      // SafetensorsFile reports a broken file as a broken checkpoint; here it is broken data.
+      // SafetensorsFile reports a damaged file as a damaged checkpoint. Here, report damaged data.
       if (e.code() != Exit::checkpoint) throw;
       fail(Exit::data, e.what());
     }

@@ -1,5 +1,5 @@
-// Arrays of examples, memory-mapped from .npy and .safetensors files. Dimension 0 of an array is
-// the index of the example. No LibTorch header.
+// Declares arrays of examples, which are memory-mapped from .npy and .safetensors files. Dimension
+// 0 of an array is the index of the example. Includes no LibTorch header.
 #pragma once
 
 #include <cmath>
@@ -29,10 +29,10 @@ inline double bfloat16_value(uint16_t bits) {
 }
 
 /// Calls f(read), where read(bytes, i) returns element i of an array of this type as a double. The
-/// value is exact except for int64 beyond 2^53.
+/// conversion is exact, except for int64 numbers beyond 2^53.
 template <class F>
 void with_reader(ArrayType type, F&& f) {
-  // memcpy, because elements of a mapped file may be unaligned.
+  // Use memcpy, because elements of a mapped file may be unaligned.
   const auto plain = []<class T>(T) {
     return [](const std::byte* bytes, int64_t i) {
       T x;
@@ -41,7 +41,7 @@ void with_reader(ArrayType type, F&& f) {
     };
   };
 
-  // binary16 and bfloat16 have no type in C++20; their bits are read first and then converted.
+  // C++20 has no types for binary16 and bfloat16, so read their bits first and then convert them.
   const auto bits = plain(uint16_t{});
 
   switch (type) {
@@ -67,13 +67,13 @@ void with_reader(ArrayType type, F&& f) {
   }
 }
 
-/// One array of a file.
+/// An array in a file.
 class ExampleArray {
  public:
-  /// Opens a .npy file, or the tensor of that name in a .safetensors file. If `tensor` is empty, it
-  /// is the file's only tensor, or else the one called "inputs".
-  /// Throws Exit::data if the file can't be read, the array has no dimensions, or an example is
-  /// empty or has more than 2^40 elements.
+  /// Opens a .npy file, or the tensor called `tensor` in a .safetensors file. If `tensor` is empty,
+  /// opens the only tensor of the file; if the file has several tensors, opens the tensor called
+  /// "inputs". Throws Exit::data if the file can't be read, if the array has no dimensions, or if
+  /// an example is empty or has more than 2^40 elements.
   ExampleArray(const fs::path& path, const std::string& tensor);
 
   const fs::path& path() const { return path_; }
@@ -90,7 +90,7 @@ class ExampleArray {
   }
   /// Writes the numel() elements of example i to `out` as doubles.
   void read(int64_t i, double* out) const;
-  /// Releases the memory of examples [begin, end); the next access reads the file again.
+  /// Releases the memory of examples [begin, end). The next access reads the file again.
   void release(int64_t begin, int64_t end) const;
 
  private:

@@ -10,17 +10,17 @@
 namespace lathe {
 namespace {
 
-// The manifest's name for the interpolation with which image files are resized. There is only one
-// interpolation so far.
+// The manifest's name for the interpolation with which image files are resized. No other
+// interpolation exists yet.
 constexpr const char* resampling = "bilinear";
-// Limit on the elements of an example, so that sums and byte counts fit in int64.
+// The largest number of elements of an example. With this limit, sums and byte counts fit in int64.
 constexpr int64_t most_elements = int64_t{1} << 40;
 
 constexpr const char* role_names[]{"input", "target", "id", "dropped"};
 
 Json normalization_json(const Normalization& n) { return {{"mean", n.mean}, {"scale", n.scale}}; }
 
-/// Reads `n` means and `n` scales; all must be finite, and scales above 0.
+/// Reads `n` means and `n` scales. All must be finite, and scales must be above 0.
 Normalization read_normalization(const Json& json, const char* key, int64_t n,
                                  const std::string& where, Exit code) {
   const auto both = json_get<Json>(json, key, where, code);
@@ -131,7 +131,8 @@ ExampleEncoding read_encoding(const Json& json, bool classes, const std::string&
   if (!sizes.is_array() || sizes.empty())
     fail(code, where, ": \"sizes\" must be a list of whole numbers above 0");
 
-  // Dividing the limit by the product so far bounds the product of all sizes without overflow.
+  // Compare each size with the limit divided by the product of the previous sizes, so that the
+  // product of all sizes can't overflow.
   int64_t numel = 1;
   for (const auto& size : sizes) {
     const Json named{{"sizes", size}};
@@ -142,7 +143,7 @@ ExampleEncoding read_encoding(const Json& json, bool classes, const std::string&
   e.outputs = json_integer(json, "outputs", 1, classes ? max_classes : most_elements, where, code);
   if (json.contains("labels"))
     e.labels = json_get<std::vector<std::string>>(json, "labels", where, code);
-  // Labels are optional, but each class must have one if any has.
+  // Labels are optional, but if one class has a label, each class must have one.
   if (!e.labels.empty() && (!classes || std::ssize(e.labels) != e.outputs))
     fail(code, where, ": ", e.labels.size(), " labels for ", classes ? e.outputs : 0, " classes");
 

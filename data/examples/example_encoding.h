@@ -1,6 +1,6 @@
 // Describes how examples become inputs of a model and how the model's outputs become predictions.
-// The encoding is stored in a data folder's manifest and, for `lathe predict`, in a checkpoint. No
-// LibTorch header.
+// The encoding is stored in a data folder's manifest and, for `lathe predict`, in a checkpoint.
+// This file includes no LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@ namespace lathe {
 enum class ColumnRole { input, target, id, dropped };
 
 struct TableColumn {
-  std::string name;  ///< empty in a table without a header line
+  std::string name;  ///< the column's name; empty in a table without a header line
   ColumnRole role = ColumnRole::input;
-  /// Whether the column holds categories, which are one-hot encoded: one input for each of
+  /// Whether the column holds categories. They are one-hot encoded, with one input for each of
   /// `values`.
   bool is_text = false;
-  std::vector<std::string> values{};  ///< text column: its categories, sorted
-  std::optional<double> fill{};       ///< numeric column: the number that replaces an empty cell
+  std::vector<std::string> values{};  ///< text column: the categories in sorted order
+  std::optional<double> fill{};       ///< numeric column: the number that replaces empty cells
   /// Returns how many of the model's inputs come from the column.
   int64_t width() const {
     if (role != ColumnRole::input) return 0;
@@ -33,11 +33,12 @@ struct TableColumn {
   }
 };
 
-/// The columns of a table, in the order of its file.
+/// The columns of a table, in the order of the table's file.
 struct TableFormat {
   char separator = ',';
   bool has_header = false;
-  std::string missing = "error";  ///< empty cells: "error", "drop", "mean" or "median"
+  std::string missing = "error";  ///< how empty cells are treated: "error", "drop", "mean" or
+                                  ///< "median"
   std::vector<TableColumn> columns{};
   /// Returns how many of the model's inputs come from all columns together.
   int64_t width() const;
@@ -46,29 +47,33 @@ struct TableFormat {
 /// Describes how examples become the inputs of a model, so that new examples can be encoded as the
 /// training data was.
 struct ExampleEncoding {
-  std::vector<int64_t> input_sizes{};  ///< shape of one input, as {64} or {1, 8, 8}
-  int64_t outputs = 0;                 ///< number of classes, or of target values
-  std::vector<std::string> labels{};   ///< classification: a name for each class, or empty
-  Normalization inputs{};      ///< statistics of the training split, one for each group (groups_of)
-  Normalization targets{};     ///< regression: statistics of each output; else empty
-  bool channels_last = false;  ///< the files have images as [H, W, C]
+  std::vector<int64_t> input_sizes{};  ///< shape of one input, such as {64} or {1, 8, 8}
+  int64_t outputs = 0;                 ///< number of classes, or number of target values
+  std::vector<std::string> labels{};   ///< classification: the names of the classes; empty if they
+                                       ///< have no names
+  Normalization inputs{};      ///< statistics of the training split, one mean and scale for each
+                               ///< group (see groups_of())
+  Normalization targets{};     ///< regression: statistics of each output; otherwise empty
+  bool channels_last = false;  ///< whether the files have images as [H, W, C]
   std::optional<TableFormat> table{};  ///< the columns, if the examples came from a table
   /// Whether the examples were PNG and JPEG files, which data/prepare/resize.h resized.
   bool image_files = false;
 };
 
-/// Returns a line for each of the first 20 columns, for `lathe inspect`.
+/// Returns the lines that `lathe inspect` shows for a table: a line for each of the first 20
+/// columns.
 std::string table_text(const TableFormat& table);
 /// Adds the keys of an encoding to a JSON object.
 void add_encoding(Json& json, const ExampleEncoding& encoding);
-/// Reads the keys that add_encoding wrote; `classifies` is whether the targets are classes. Throws
-/// an error with exit code `code` if a key is missing or its value is invalid.
+/// Reads the keys that add_encoding() wrote. `classifies` is true if the targets are classes. If a
+/// key is missing or its value is invalid, throws an error with exit code `code`. Its message
+/// begins with `where`.
 ExampleEncoding read_encoding(const Json& json, bool classifies, const std::string& where,
                               Exit code);
 
 /// Returns the sizes [C, H, W] for an image whose `sizes` are [H, W, C].
 std::vector<int64_t> channels_first(const std::vector<int64_t>& sizes);
-/// Writes an image [H, W, C] to `out` as [C, H, W]. `sizes` are those of the result.
+/// Writes an image [H, W, C] to `out` as [C, H, W]. `sizes` are the sizes of the result.
 void put_channels_first(std::span<const double> image, const std::vector<int64_t>& sizes,
                         std::vector<double>& out);
 

@@ -9,7 +9,7 @@ namespace lathe {
 namespace {
 
 constexpr const char* format_name = "lathe-examples-1";
-// Limit on examples, so that byte counts fit in int64.
+// The largest number of examples. With this limit, byte counts fit in int64.
 constexpr int64_t most = int64_t{1} << 40;
 
 Json array_json(const ArrayInfo& a) {
@@ -101,7 +101,8 @@ ExampleManifest read_example_manifest(const fs::path& folder, const std::string&
   m.train = read_split(json, "train", where);
   m.val = read_split(json, "val", where);
 
-  // Compare the checksum last: an error that names an invalid field helps more than a mismatch.
+  // Compare the checksum last, because an error that names an invalid field helps more than an
+  // error about the checksum.
   check_manifest_checksum(json, where);
   return m;
 }

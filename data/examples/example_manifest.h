@@ -1,4 +1,4 @@
-// Reads and writes manifest.json of a folder with example sets.
+// Reads and writes the manifest.json of a folder with example sets.
 #pragma once
 
 #include <cstdint>
@@ -13,42 +13,46 @@
 namespace lathe {
 
 struct ArrayInfo {
-  std::string file;    ///< name within the folder, .npy or .safetensors
-  std::string tensor;  ///< .safetensors: the tensor's name; if empty, ExampleArray chooses it
+  std::string file;    ///< name of the .npy or .safetensors file within the folder
+  std::string tensor;  ///< .safetensors: name of the tensor; if empty, ExampleArray chooses the
+                       ///< tensor
   ArrayType type = ArrayType::f32;
   std::string xxh3;  ///< checksum of the complete file
 };
 
-/// A split's files and number of examples.
+/// The files of a split and its number of examples.
 struct ExampleSplit {
-  int64_t examples = 0;  ///< 0: the split is missing
+  int64_t examples = 0;  ///< number of examples; 0: the split is missing
   ArrayInfo inputs, targets;
 };
 
 /// The contents of an example set's manifest.json.
 struct ExampleManifest {
-  std::string task;                  ///< "classification", "regression"
-  std::vector<int64_t> input_sizes;  ///< shape of one input, as {64} or {1, 8, 8}
-  int64_t outputs = 0;               ///< number of classes, or of target values
-  std::vector<std::string> labels;   ///< classification: a name for each class, or empty
-  Normalization inputs;   ///< statistics of the training split, one for each group (groups_of)
+  std::string task;                  ///< "classification" or "regression"
+  std::vector<int64_t> input_sizes;  ///< shape of one input, such as {64} or {1, 8, 8}
+  int64_t outputs = 0;               ///< number of classes, or number of target values
+  std::vector<std::string> labels;   ///< classification: the names of the classes; empty if they
+                                     ///< have no names
+  Normalization inputs;   ///< statistics of the training split, one mean and scale for each group
+                          ///< (see groups_of())
   Normalization targets;  ///< regression: statistics of each output over the training split
   ExampleSplit train, val;
-  bool channels_last = false;          ///< the files had images as [H, W, C]
+  bool channels_last = false;          ///< whether the files have images as [H, W, C]
   std::optional<TableFormat> table{};  ///< the columns, if the examples came from a table
-  bool image_files = false;            ///< as in ExampleEncoding
+  bool image_files = false;            ///< whether the examples were PNG and JPEG files; see
+                                       ///< ExampleEncoding
 
-  /// Returns the encoding, with which new examples can be encoded in the same way.
+  /// Returns the encoding of the examples, with which new examples can be encoded in the same way.
   ExampleEncoding encoding() const;
 };
 
-/// Returns whether a manifest describes example sets.
+/// Returns whether the manifest `json` describes example sets.
 bool is_example_manifest(const Json& json);
-/// Writes the manifest durably, with a checksum of its contents.
+/// Writes the manifest with a checksum of its contents, and syncs the file.
 void write_example_manifest(const fs::path& folder, const ExampleManifest& manifest,
                             const std::string& name = "manifest.json");
-/// Reads the manifest. Throws Exit::data if it is missing or malformed, has a number that is out of
-/// its range, or does not match its own checksum.
+/// Reads the manifest. Throws Exit::data if the manifest is missing or malformed, if a number is
+/// out of range, or if the checksum in the manifest does not match its contents.
 ExampleManifest read_example_manifest(const fs::path& folder,
                                       const std::string& name = "manifest.json");
 

@@ -19,7 +19,7 @@ namespace {
 /// The augmentation of one training image.
 struct Change {
   bool mirrored = false;
-  int64_t down = 0, right = 0;  ///< offset of the source row and column
+  int64_t down = 0, right = 0;  ///< offset of the source row and column, in pixels
 };
 
 /// The inputs and targets of a split, checked against the manifest.
@@ -27,7 +27,7 @@ struct OpenSplit {
   OpenSplit(const fs::path& folder, const ExampleSplit& split, const ExampleManifest& manifest)
       : inputs(open(folder, split.inputs, split.examples)),
         targets(open(folder, split.targets, split.examples)) {
-    // An array of shape [N] has one number per example, and its sizes() are empty.
+    // An array of shape [N] has one number per example. In this case, sizes() is empty.
     const auto& sizes = manifest.input_sizes;
     const bool is_number =
         inputs.sizes().empty() &&
@@ -86,7 +86,7 @@ class ExampleData final : public Data {
               .outputs = manifest_.outputs,
               .labels = manifest_.labels,
               .encoding = manifest_.encoding()};
-    // Copy the statistics again: with folds, they differ from those of the manifest.
+    // Copy the statistics again, since with folds they differ from those of the manifest.
     copy_statistics();
   }
 
@@ -113,7 +113,8 @@ class ExampleData final : public Data {
   Change augmentation_of(uint64_t seed, int64_t sample) const {
     const auto r = philox(counter(static_cast<uint64_t>(sample), 0),
                           make_key(seed, hash_name("data/augment")));
-    // Nearly uniform in -crop .. crop: the probabilities of two shifts differ by at most 2^-32.
+    // Shifts are nearly uniform in [-crop, crop]. The probabilities of two shifts differ by at most
+    // 2^-32.
     const auto shift = [&](uint32_t x) {
       return static_cast<int64_t>(uint64_t{x} * static_cast<uint64_t>(2 * crop_ + 1) >> 32) - crop_;
     };
@@ -133,21 +134,21 @@ class ExampleData final : public Data {
   int64_t val_example(int64_t i) const {
     return val_.empty() ? manifest_.train.examples + i : val_[static_cast<size_t>(i)];
   }
-  /// Writes an example into row `row` of the buffers, augmented unless `change` is null.
+  /// Writes an example to row `row` of the buffers. Augments the example if `change` is not null.
   void put(int64_t example, const std::vector<at::Tensor>& buffers, int64_t row,
            const Change* change) const;
 
  private:
   void check_keys(const DataConfig& config) const;
   void make_folds(int64_t folds, int64_t fold);
-  /// Copies the statistics into facts_.
+  /// Copies the normalization statistics to facts_.
   void copy_statistics() {
     facts_.target_mean = targets_.mean;
     facts_.target_scale = targets_.scale;
     facts_.encoding->inputs = inputs_;
     facts_.encoding->targets = targets_;
   }
-  /// Returns the split that has an example, and the example's index in it.
+  /// Returns the split that contains an example, and the example's index in this split.
   std::pair<const OpenSplit*, int64_t> find(int64_t example) const {
     const int64_t first = manifest_.train.examples;
     return example < first ? std::pair(&parts_.front(), example)
@@ -155,16 +156,19 @@ class ExampleData final : public Data {
   }
   int64_t class_of(const OpenSplit& part, int64_t i) const;
   void put_image(const std::byte* bytes, ArrayType type, const Change& change, float* out) const;
-  /// Returns each file once, in a separate mapping, with its entry in the manifest.
+  /// Returns all files, each once, with their entries in the manifest. The mappings are separate
+  /// from those in parts_.
   std::vector<std::pair<MappedFile, const ArrayInfo*>> files() const;
 
   fs::path folder_;
   bool flip_;
   int64_t crop_;
   ExampleManifest manifest_;
-  std::vector<OpenSplit> parts_;  // the training and the validation split, without missing ones
+  std::vector<OpenSplit> parts_;  // the training and the validation split; a missing split has no
+                                  // entry
   int64_t train_size_ = 0, val_size_ = 0;
-  std::vector<int64_t> train_, val_;  // with folds: the examples of each split, in order
+  std::vector<int64_t> train_, val_;  // with folds: the examples of each split in ascending order;
+                                      // otherwise empty
   Normalization inputs_, targets_;
   DatasetInfo facts_;
 };
@@ -210,7 +214,8 @@ int64_t ExampleData::class_of(const OpenSplit& part, int64_t i) const {
 }
 
 // Assigns the examples of each class to the folds in turn, in a keyed order. The next class
-// continues with the fold after the last one used, which also balances the folds in total.
+// continues with the fold after the last fold that was used, so that the folds also have similar
+// total sizes.
 void ExampleData::make_folds(int64_t folds, int64_t fold) {
   const int64_t all = manifest_.train.examples + manifest_.val.examples;
   if (all < folds)
@@ -227,7 +232,7 @@ void ExampleData::make_folds(int64_t folds, int64_t fold) {
   int64_t dealt = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].empty()) continue;
-    // The key is the class and not the run's seed, so every run has the same folds.
+    // The key depends on the class and not on the run's seed, so every run has the same folds.
     const Permutation order(groups[g].size(), make_key(g, hash_name("data/folds")));
     for (uint64_t i = 0; i < groups[g].size(); ++i, ++dealt)
       (dealt % folds == fold ? val_ : train_).push_back(groups[g][order(i)]);
@@ -239,7 +244,8 @@ void ExampleData::make_folds(int64_t folds, int64_t fold) {
   train_size_ = std::ssize(train_);
   val_size_ = std::ssize(val_);
 
-  // The manifest's statistics belong to the prepared training split and not to this fold's.
+  // Compute the statistics again, since those of the manifest belong to the training split of
+  // `lathe prepare` and not to the training examples of this fold.
   Statistics inputs(groups_of(manifest_.input_sizes)), targets({manifest_.outputs, 1});
   std::vector<double> x(static_cast<size_t>(parts_.front().inputs.numel())),
       y(static_cast<size_t>(manifest_.outputs));
@@ -287,7 +293,7 @@ void ExampleData::put(int64_t example, const std::vector<at::Tensor>& buffers, i
   if (change != nullptr) {
     put_image(bytes, part->inputs.type(), *change, out);
   } else {
-    // Elements of a group are contiguous and share a mean and a scale.
+    // The elements of a group are contiguous, and share a mean and a scale.
     with_reader(part->inputs.type(), [&](auto element) {
       const Groups groups = groups_of(manifest_.input_sizes);
       for (int64_t g = 0, j = 0; g < groups.count; ++g) {
@@ -304,8 +310,8 @@ void ExampleData::put(int64_t example, const std::vector<at::Tensor>& buffers, i
     return;
   }
 
-  // Targets are normalized, too. facts() has their mean and scale, so errors can be reported in raw
-  // units.
+  // Targets are normalized as well. facts() holds their mean and scale, so that errors can be
+  // reported in raw units.
   with_reader(part->targets.type(), [&](auto element) {
     float* target = buffers[1].mutable_data_ptr<float>() + row * manifest_.outputs;
     for (int64_t k = 0; k < manifest_.outputs; ++k) {
@@ -396,7 +402,7 @@ std::string ExampleData::hash() const {
   for (const auto& [file, info] : all_files) {
     const std::string sum =
         str(manifest_.train.examples, " ", manifest_.val.examples, " ", info->xxh3, " ",
-            // The samples of all files together have at most 128 MiB.
+            // The samples from all files together have at most 128 MiB.
             sampled_checksum(file.bytes(), 128 / all_files.size()));
     all.update(sum.data(), sum.size());
   }
@@ -412,7 +418,7 @@ std::string ExampleData::table() const {
   for (int64_t i = 0; i < std::min<int64_t>(20, std::ssize(manifest_.labels)); ++i)
     text += (i == 0 ? ": " : " ") + printable_line(manifest_.labels[static_cast<size_t>(i)]);
   text += manifest_.labels.size() > 20 ? " ...\n" : "\n";
-  // Columns without names have nothing to show.
+  // If columns have no names, there is nothing to show.
   if (manifest_.table && manifest_.table->has_header) text += table_text(*manifest_.table);
   for (const auto& part : parts_) {
     for (const auto* array : {&part.inputs, &part.targets}) {

@@ -27,7 +27,7 @@ Statistics::Statistics(Groups groups)
       squares_(static_cast<size_t>(groups.count)) {}
 
 // Computes the mean and the sum of squared deviations of each group in this example, then merges
-// them with those of the previous examples.
+// them with the values of the previous examples.
 void Statistics::add(const double* example) {
   const auto m = static_cast<double>(groups_.elements);
   const double share = m / (n_ + m), weight = n_ * share;
@@ -36,7 +36,7 @@ void Statistics::add(const double* example) {
     if (groups_.elements > 1) {
       double sum = 0;
       for (int64_t i = 0; i < groups_.elements; ++i)
-        sum += example[i] - example[0];  // exactly 0 if all are equal
+        sum += example[i] - example[0];  // exactly 0 if all elements are equal
       mean += sum / m;
       for (int64_t i = 0; i < groups_.elements; ++i)
         squares += (example[i] - mean) * (example[i] - mean);

@@ -20,7 +20,7 @@ struct TypeNames {
   const char *name, *npy;  // npy: NumPy's code without the byte order
   int64_t bytes;
 };
-// type, name, npy, bytes
+// Columns: type, name, npy, bytes
 constexpr std::array<TypeNames, 12> types{{{ArrayType::f16, "float16", "f2", 2},
                                            {ArrayType::f32, "float32", "f4", 4},
                                            {ArrayType::f64, "float64", "f8", 8},
@@ -184,7 +184,7 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
   header.parse();
   type_ = type_of(*header.descr, name);
   sizes_ = *header.shape;
-  // Examples must be contiguous; a single dimension is the same in both orders.
+  // Examples must be contiguous. An array of one dimension is the same in both orders.
   if (*header.fortran && sizes_.size() > 1)
     fail(Exit::data, name, " is in Fortran order; save it with numpy.ascontiguousarray(a)");
 

@@ -1,5 +1,6 @@
-// NumPy's .npy files (format description: numpy.lib.format): one array, memory-mapped for reading,
-// streamed for writing. No LibTorch header.
+// Reads and writes NumPy's .npy files, each of which holds one array (numpy.lib.format describes
+// the format). Files are memory-mapped for reading and streamed for writing. Includes no LibTorch
+// header.
 #pragma once
 
 #include <cstddef>
@@ -13,19 +14,21 @@
 
 namespace lathe {
 
-/// Element types of an array, little-endian. NumPy has no bf16; safetensors does.
+/// The element types of arrays. Elements are little-endian. The type bf16 occurs only in
+/// safetensors files, since NumPy does not have it.
 enum class ArrayType { f16, f32, f64, bf16, i8, i16, i32, i64, u8, u16, u32, boolean };
 
 /// Returns the name of a type: "float32", "int64", "bool", ...
 const char* array_type_name(ArrayType type);
-/// Returns the type of that name. Throws Exit::data, beginning with `where`, for any other name.
+/// Returns the type with this name. For an unknown name, throws Exit::data with a message that
+/// begins with `where`.
 ArrayType array_type(const std::string& name, const std::string& where);
 /// Returns the number of bytes of one element.
 int64_t array_type_bytes(ArrayType type);
 
-/// A memory-mapped .npy file, version 1 to 3, in C order. The constructor checks that the header is
-/// complete and that exactly as many bytes follow as its shape and type need. Otherwise it throws
-/// Exit::data with the file's name.
+/// A memory-mapped .npy file, version 1 to 3, in C order. The constructor throws Exit::data with
+/// the file's name if the header is incomplete, or if the number of bytes after the header is not
+/// what its shape and type need.
 class NpyFile {
  public:
   explicit NpyFile(const fs::path& path);
@@ -44,10 +47,12 @@ class NpyFile {
   std::span<const std::byte> bytes_;
 };
 
-/// Writes a .npy file (version 1, C order) from its elements in order. Errors are Exit::io.
+/// Writes a .npy file (version 1, C order), whose elements are given in order. Throws Exit::io if
+/// the file can't be written.
 class NpyWriter {
  public:
-  /// Creates the file. `type` may be any but bf16, and `sizes` are those of the finished array.
+  /// Creates the file. `type` may be any type except bf16. `sizes` are the dimensions of the
+  /// finished array.
   NpyWriter(const fs::path& path, ArrayType type, const std::vector<int64_t>& sizes);
   /// Appends values in row-major order.
   void write(const void* data, size_t bytes);

@@ -13,7 +13,8 @@ namespace {
 
 class Mixture final : public Data {
  public:
-  /// Opens the sources in config.dir that data.mix names, or all of `all` if data.mix is empty.
+  /// Opens the sources in config.dir that data.mix names, or every source in `all` if data.mix is
+  /// empty.
   Mixture(const DataConfig& config, const std::vector<MixturePart>& all) {
     parts_ = config.mix.empty() ? all : read_mix(config.mix);
     for (const MixturePart& part : parts_) {
@@ -94,7 +95,7 @@ class Mixture final : public Data {
     for (const auto& d : data_) all += of(*d);
     return all;
   }
-  /// Returns the sources whose split, TokenData::train or TokenData::val, is not missing.
+  /// Returns the sources that have the split `split`, which is TokenData::train or TokenData::val.
   std::vector<WindowSource> sources(const TokenFile* (TokenData::*split)() const) const {
     std::vector<WindowSource> all;
     for (size_t i = 0; i < data_.size(); ++i) {

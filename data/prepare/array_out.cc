@@ -9,8 +9,8 @@
 namespace lathe {
 namespace {
 
-/// Appends numbers to `out` as elements of `type`. Only float32 rounds them; other types must
-/// represent each number exactly.
+/// Appends numbers to `out` as elements of `type`. Rounds the numbers only if `type` is float32;
+/// any other type must represent each number exactly.
 void append(ArrayType type, std::span<const double> numbers, std::vector<std::byte>& out) {
   const auto put = [&]<class T>(T) {
     for (const double x : numbers) {

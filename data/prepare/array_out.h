@@ -1,4 +1,4 @@
-// Writes the arrays of a data folder. No LibTorch header.
+// Writes the arrays of a data folder. Includes no LibTorch header.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace lathe {
 
-/// Throws Exit::data with an error that the input changed while it was being read.
+/// Throws Exit::data with the message that the input changed while it was being read.
 [[noreturn]] void fail_changed_input();
 
 /// Returns the type in which elements of `type` are stored: uint8 for bool, float32 for float16 and

@@ -17,7 +17,7 @@ namespace {
 using Words = std::unordered_map<std::string, int64_t>;
 using Pair = std::pair<int32_t, int32_t>;
 
-/// Counts the words of lines. A word never extends over several lines.
+/// Adds the words of `lines` to the counts in `words`. A word never extends over several lines.
 void count_words(const Pretokenizer& pretokenizer, std::string_view lines, Words& words) {
   std::string word;
   Pretokenizer::Cursor cursor(pretokenizer);
@@ -52,7 +52,7 @@ Words count_words(const DocumentSource& source, const BPETraining& t) {
         if (t.stop && t.stop()) stopped = true;
       }
     } catch (...) {
-      stopped = true;  // the other threads end too, so that the error is reported without delay
+      stopped = true;  // ends the other threads, so that the error is reported without delay
       throw;
     }
     return words;
@@ -78,7 +78,7 @@ struct HashPair {
 };
 
 /// A pair in the queue, with the words that contained it when it was queued. Later merges may have
-/// removed it from some of them.
+/// removed the pair from some of these words.
 struct Waiting {
   Pair pair;
   int64_t count;
@@ -128,8 +128,8 @@ std::vector<int> sorted_bytes() {
 /// Learns merges from the counts of words.
 class Merger {
  public:
-  /// `d` has the special tokens and then, from id `first_byte` on, the bytes. `of_byte` has the id
-  /// of each byte.
+  /// `d.tokens` must hold the special tokens, followed by the bytes, whose ids are `first_byte` and
+  /// higher. `of_byte` has the id of each byte.
   Merger(BPEDefinition& d, size_t first_byte, const std::array<int32_t, 256>& of_byte,
          Words word_counts)
       : d_(d) {
@@ -152,14 +152,14 @@ class Merger {
     queue_new_pairs();
   }
 
-  /// Merges the most frequent pair. Returns false if none occurs `least` times.
+  /// Merges the most frequent pair. Returns false if no pair occurs at least `least` times.
   bool merge(int64_t least) {
     std::optional<Waiting> top = most_frequent();
     const auto joined_of = [&] {
       return d_.tokens[static_cast<size_t>(top->pair.first)] +
              d_.tokens[static_cast<size_t>(top->pair.second)];
     };
-    // A text belongs to only one token, so no merge may make the text of a special token.
+    // A text belongs to only one token, so no merge may produce the text of a special token.
     const auto is_special = [&](const std::string& text) {
       return std::ranges::find(d_.special, text, &SpecialToken::text) != d_.special.end();
     };
@@ -229,7 +229,7 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
   BPEDefinition d;
   d.patterns = {t.pattern};
 
-  // Ids in the order of Hugging Face's trainer: special tokens, bytes, merges.
+  // Assign ids in the order of Hugging Face's trainer: special tokens, bytes, merges.
   for (const std::string& text : t.special) {
     if (text.size() == 1)
       fail(Exit::usage, "the special token \"", printable_line(text),

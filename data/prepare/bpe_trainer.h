@@ -1,6 +1,6 @@
-// Trains a byte-level BPE tokenizer (Sennrich et al. 2016). It finds the same merges as Hugging
-// Face's trainer: a word never extends over several lines, and of pairs with equal counts the one
-// with the smaller ids is merged first.
+// Trains a byte-level BPE tokenizer (Sennrich et al. 2016). The merges are the same as those of
+// Hugging Face's trainer: a word never extends over several lines, and if several pairs have equal
+// counts, the pair with the smallest ids is merged first.
 #pragma once
 
 #include <functional>
@@ -18,17 +18,17 @@ struct BPETraining {
   int64_t min_frequency = 2;  ///< a pair that occurs less often is not merged
   std::vector<std::string> special{"<|endoftext|>"};  ///< special tokens, which get the first ids
   std::string pattern = gpt2_pattern;
-  int threads = 1;  ///< threads that count words; the result does not depend on them
+  int threads = 1;  ///< number of threads that count words; it does not change the result
   /// Called regularly, possibly by several threads at the same time. Once it returns true, training
   /// throws Exit::stopped.
   std::function<bool()> stop = nullptr;
-  /// Called during merging with the number of tokens so far as a fraction of `vocab_size`.
+  /// Called during merging, with the current number of tokens divided by `vocab_size`.
   std::function<void(double)> show = nullptr;
 };
 
 /// Trains on the lines of all documents of `source` (text or JSON Lines, compressed or not). Throws
-/// Exit::data for a file that can't be read, and Exit::usage if vocab_size is too small for the
-/// bytes and special tokens or a special token is a single byte.
+/// Exit::data for a file that can't be read, and Exit::usage if a special token is a single byte or
+/// if vocab_size is too small for the special tokens and the 256 bytes.
 BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& training);
 
 }  // namespace lathe

@@ -1,7 +1,8 @@
-// Reads instruction data and preferences from JSON Lines. No LibTorch header.
+// Reads instruction data and preferences from JSON Lines. Includes no LibTorch header.
 //
-// Instruction data are conversations, of which only the answers count toward the loss. A line has
-// one of these forms; each_preference describes those of preferences.
+// Instruction data are conversations, of which only the answers count toward the loss. A line of
+// instruction data has one of the forms below. The comment of each_preference() describes the forms
+// of preferences.
 //   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}, ...]}
 //   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}, ...]}  (ShareGPT)
 //   {"instruction": "...", "input": "...", "output": "..."}                            (Alpaca)
@@ -22,7 +23,7 @@ struct Conversation {
   /// Whether a chat template formats the messages. If not, they are a prompt and its completion,
   /// whose texts are used unchanged.
   bool is_chat = false;
-  std::string where{};  ///< file:line
+  std::string where{};  ///< where the conversation was read, as "file:line", for messages
 };
 
 /// Calls f with the conversation of each line of a part, in order. A list of messages is read from
@@ -34,21 +35,21 @@ void each_conversation(const Part& part, const DocumentSource& source,
 /// Two answers to one prompt, of which one was preferred (Rafailov et al. 2023).
 struct Preference {
   Conversation chosen, rejected;  ///< both are chats, or neither is
-  /// Number of messages at the beginning that `chosen` and `rejected` share. The remaining
+  /// Number of messages at the beginning of `chosen` and `rejected` that both share. The remaining
   /// messages, at least one in each, are the answers.
   size_t prompt = 1;
 };
 
 /// Calls f with the preference of each line of a part, in order. "chosen", "rejected" and "prompt"
-/// are texts or lists of messages. "prompt" may be missing if the lists of the answers begin with
-/// it:
+/// are texts or lists of messages. The field "prompt" may be missing if "chosen" and "rejected" are
+/// lists that begin with the prompt. These are the forms:
 ///   {"prompt": "...", "chosen": "...", "rejected": "..."}
 ///   {"prompt": [{"role": "user", ...}], "chosen": "...", "rejected": "..."}
 ///   {"prompt": "...", "chosen": [{"role": "assistant", ...}], "rejected": [...]}
 ///   {"chosen": [{"role": "user", ...}, {"role": "assistant", ...}], "rejected": [...]}
-/// If all fields are texts, they are used unchanged. If one is a list, a text becomes a message: of
-/// the user in "prompt", and of the assistant in "chosen" and "rejected". Throws Exit::data with
-/// file and line for a line that is not a preference.
+/// If all fields are texts, they are used unchanged. If any field is a list, each field that is a
+/// text becomes a message: "prompt" a message of the user, "chosen" and "rejected" messages of the
+/// assistant. Throws Exit::data with file and line for a line that is not a preference.
 void each_preference(const Part& part, const std::function<void(const Preference&)>& f);
 
 }  // namespace lathe

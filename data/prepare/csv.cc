@@ -80,7 +80,7 @@ std::string_view CsvReader::field(size_t column) {
     return text_.substr(begin, end - begin);
   }
 
-  // A quoted field is a view of the text, too, unless doubled quotes require a copy.
+  // A quoted field is also a view of the text, unless doubled quotes require a copy.
   std::string* own = nullptr;
   size_t from = ++begin;  // start of the text that is not in *own yet
   std::string_view value;

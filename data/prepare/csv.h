@@ -1,5 +1,5 @@
-// Reads comma-separated values (RFC 4180), or values with another separator, row by row. No
-// LibTorch header.
+// Reads comma-separated values (RFC 4180), or values with another separator, row by row. Includes
+// no LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,13 @@ namespace lathe {
 
 /// Reads a text row by row. Lines end in LF or CRLF. A quoted field may contain separators, line
 /// ends and doubled quotes. Blanks around a field without quotes are not part of it. Blank lines
-/// and a UTF-8 byte order mark at the beginning are skipped. Errors are Exit::data and name the
-/// file and, if they concern a row or a field, its line and column.
+/// and a UTF-8 byte order mark at the beginning are skipped. Throws Exit::data for text that can't
+/// be read. The message names the file and, if it concerns a row or a field, the line and column.
 class CsvReader {
  public:
-  /// Creates a reader of `text`, which must outlive it; `file` is the text's name in messages.
-  /// Throws Exit::data if the text is UTF-16 or its lines end in a carriage return alone.
+  /// Creates a reader of `text`, which must outlive the reader; `file` is the text's name in
+  /// messages. Throws Exit::data if the text is UTF-16 or if its lines end in carriage returns
+  /// without line feeds.
   CsvReader(std::string_view text, std::string file, char separator = ',');
   /// Reads the next row; returns false at the end. The fields are valid until the next call.
   bool next(std::vector<std::string_view>& fields);
@@ -42,19 +43,21 @@ class CsvReader {
   std::deque<std::string> unquoted_;  // copies of fields that contain doubled quotes
 };
 
-/// Returns the separator of a table. It is a tab if the file's extension is .tsv or .tab. Otherwise
-/// it is `usual` if the first line contains that character. Otherwise it is the only one of comma,
-/// semicolon and tab that the first line contains, or `usual` if the line has several or none.
+/// Returns the separator of a table. It is a tab if the file's extension is .tsv or .tab. For other
+/// extensions, it is `usual` if the first line contains that character. If not, it is the only
+/// character among comma, semicolon and tab that the first line contains, or `usual` if the line
+/// contains several of them or none.
 char find_separator(const std::string& file, std::string_view text, char usual);
 
 /// Returns `text` as a field of a comma-separated file. Adds quotes if the field needs them.
 std::string csv_field(std::string_view text);
 
 /// Parses a decimal number, which may begin with a plus sign; nullopt if the text is not a number.
-/// Text such as "nan" and "inf" is a number too. A number whose magnitude is too large or too small
-/// for a double is returned as positive infinity.
+/// Texts such as "nan" and "inf" are also numbers. A number whose magnitude is too large or too
+/// small for a double is returned as positive infinity.
 std::optional<double> csv_number(std::string_view text);
-/// Returns whether the text has commas and is a number without them, such as 3,14 or 1,000.
+/// Returns whether the text contains commas and would be a number if they were removed, such as
+/// 3,14 or 1,000.
 bool is_comma_number(std::string_view text);
 
 }  // namespace lathe

@@ -17,7 +17,7 @@ bool is_space(char c) {
 }
 
 /// Returns where to cut the text: after the last line break in its second half that has no white
-/// space on either side. Returns 0 if there is none.
+/// space on either side. Returns 0 if there is no such line break.
 size_t cut_position(std::string_view text) {
   for (size_t at = text.empty() ? 0 : text.size() - 1; at > std::max<size_t>(1, text.size() / 2);
        --at) {
@@ -113,7 +113,7 @@ bool PartReader::next_text(Part& part) {
     part.ends = true;
 
     if (!ended_) {
-      // Take complete documents if there are any, else cut the incomplete one.
+      // Take complete documents if there are any, otherwise cut the incomplete document.
       const size_t last = separator.empty() ? std::string::npos : buffer_.rfind(separator);
       if (last != std::string::npos) {
         take = last + separator.size();

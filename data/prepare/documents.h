@@ -1,5 +1,5 @@
-// Reads documents from files (texts, or the lines of JSON Lines) in parts for worker threads. No
-// LibTorch header.
+// Reads documents from files (texts, or the lines of JSON Lines) in parts for worker threads.
+// Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,12 @@ namespace lathe {
 
 /// The input of a corpus.
 struct DocumentSource {
-  std::vector<std::string> files;  ///< "-": standard input
+  std::vector<std::string> files;  ///< paths of the input files; "-" is standard input
   /// "text": a file is one document, or several with `separator` between them. "jsonl": a line is a
   /// document. "auto": "jsonl" if the name ends in .jsonl or .ndjson (optionally followed by .gz or
-  /// .zst), else "text". "instructions": a line of JSON Lines is a conversation. "preferences": it
-  /// is a pair of answers. data/prepare/conversations.h describes both.
+  /// .zst), otherwise "text". "instructions": a line of JSON Lines is a conversation.
+  /// "preferences": a line of JSON Lines is a pair of answers. data/prepare/conversations.h
+  /// describes both.
   std::string format = "auto";
   /// JSON Lines: the field that has a document's text, or the messages of a conversation.
   std::string field = "text";
@@ -37,19 +38,21 @@ bool is_jsonl(const DocumentSource& source, const std::string& file);
 /// A part of the input of about 1 MiB: complete lines of JSON Lines, complete documents of text, or
 /// a piece of a longer document.
 struct Part {
-  std::string file;  ///< for messages
+  std::string file;  ///< name of the file, for messages
   bool jsonl = false;
   std::string text;
-  /// Position in the file: number of the part's first line, from 1 (JSON Lines), or of its first
-  /// byte, from 0 (text).
+  /// Position of the part in the file. For JSON Lines, this is the number of its first line, from
+  /// 1; for text, the offset of its first byte, from 0.
   uint64_t place = 0;
-  /// Text: whether the part contains the beginning of its first document, and the end of its last.
+  /// Text: whether the part contains the beginning of its first document, and the end of its last
+  /// document.
   bool begins = true, ends = true;
-  /// The documents after LineFilter::filter; they replace `text`.
+  /// The documents that LineFilter::filter() left, which replace `text`; nullopt if it was not
+  /// called.
   std::optional<std::vector<std::string>> documents{};
 };
-/// Calls f with each line of a part of JSON Lines that is not only white space, and with the line's
-/// number in the file, from 1. A byte order mark at the beginning of a file is removed.
+/// Calls f for each line of a part of JSON Lines, except for lines of only white space. `line` is
+/// the line's number in the file, from 1. A byte order mark at the beginning of a file is removed.
 void each_line(const Part& part,
                const std::function<void(uint64_t line, std::string_view text)>& f);
 
@@ -59,15 +62,15 @@ void each_line(const Part& part,
 /// characters.
 class PartReader {
  public:
-  /// Creates a reader of parts of about `part_bytes` bytes. `source` must outlive it. Longer
-  /// documents of text are cut into parts unless `whole` is true; lines of JSON Lines are never
-  /// cut. If a document that is not cut has more than `most_whole` bytes, next() throws Exit::data,
-  /// with the remedy.
+  /// Creates a reader of parts of about `part_bytes` bytes. `source` must outlive the reader.
+  /// Longer documents of text are cut into parts unless `whole` is true; lines of JSON Lines are
+  /// never cut. If a document that is not cut has more than `most_whole` bytes, next() throws
+  /// Exit::data with a message that contains a remedy.
   PartReader(const DocumentSource& source, bool whole, size_t part_bytes = size_t{1} << 20,
              size_t most_whole = size_t{64} << 20);
   /// Reads the next part; returns false at the end.
   bool next(Part& part);
-  /// Returns the bytes of files that were read.
+  /// Returns how many bytes of the files have been read so far.
   uint64_t consumed() const { return before_ + (stream_ ? stream_->consumed() : 0); }
 
  private:
@@ -78,7 +81,7 @@ class PartReader {
   const DocumentSource& source_;
   bool whole_;
   size_t part_bytes_, max_document_bytes_;
-  size_t file_ = 0;  // the next one to open
+  size_t file_ = 0;  // index of the next file to open
   std::unique_ptr<InputStream> stream_;
   std::string name_, buffer_;
   uint64_t before_ = 0, place_ = 0;
@@ -93,8 +96,9 @@ class PartReader {
 void each_document(const Part& part, const DocumentSource& source,
                    const std::function<void(std::string_view)>& f);
 
-/// Drops lines that occurred before in any document. Ignores white space around a line, and keeps
-/// lines of white space alone. Memory grows by about 40 bytes for each different line.
+/// Drops each line that occurred earlier, in any document. The comparison ignores white space
+/// around a line. Lines of only white space are kept. Memory grows by about 40 bytes for each
+/// different line.
 class LineFilter {
  public:
   /// Replaces the part's documents by what remains of them. Throws the errors of each_document.

@@ -57,7 +57,7 @@ class Writer {
       return chat_->append_marked(c.messages, *encoder_, ids_, prompt);
     }
     const size_t begin = ids_.size();
-    // Generation puts this token before a prompt, too.
+    // Generation also puts this token before a prompt.
     if (encoder_ != nullptr && tokenizer_.prompt_begin() >= 0)
       ids_.push_back(tokenizer_.prompt_begin());
     text(c.messages[0].text);

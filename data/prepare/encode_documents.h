@@ -1,4 +1,4 @@
-// Encodes a part of a corpus to token ids and filters its documents. No LibTorch header.
+// Encodes a part of a corpus to token ids and filters its documents. Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,17 @@ namespace lathe {
 struct EncodedDocument {
   bool begins, ends;         ///< whether the part has the document's beginning, and its end
   uint64_t bytes, repaired;  ///< bytes of the text, and bytes that repair_utf8 replaced
-  Digest digest;  ///< of a complete document's text, or of a conversation's roles and texts
-  /// Whether its ids are kept, and if not, why.
+  Digest digest;  ///< digest of a complete document's text, or of a conversation's roles and texts
+  /// Whether the document's ids are kept, and if not, why not.
   enum class FilterResult { kept, empty, too_short, too_long, same_answers } result;
-  size_t ids_end;  ///< one past the index of its last id in EncodedPart::ids
+  size_t ids_end;  ///< one past the index of the document's last id in EncodedPart::ids
 };
 /// A part's documents and their concatenated ids.
 struct EncodedPart {
   Digest input;  ///< digest of the part's text
   std::vector<EncodedDocument> documents;
   std::vector<int32_t>
-      ids;  ///< for instructions and preferences with the flag bits of data/tokenizers/mark.h
+      ids;  ///< instructions and preferences have the flag bits of data/tokenizers/mark.h
 };
 
 /// A pool of encoders. Threads borrow them instead of creating new ones, since an encoder caches
@@ -35,7 +35,7 @@ class Encoders {
   explicit Encoders(const BPE* bpe) : bpe_(bpe) {}
   /// An encoder, owned by the thread that borrowed it.
   using Encoder = std::unique_ptr<BPE::Encoder>;
-  /// Returns an encoder; null if there is no BPE, that is, if bytes are the tokens.
+  /// Returns an encoder; null if the tokenizer is not a BPE, so that bytes are the tokens.
   Encoder borrow();
   /// Puts an encoder back into the pool.
   void give_back(Encoder one);

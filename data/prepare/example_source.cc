@@ -235,8 +235,8 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
   const bool has_options = has_names || options.separator != 0 || options.missing != "error";
   if (options.target != "last" && like == nullptr)
     fail(Exit::usage, "--target ", options.target,
-         " names a column of a table, but the targets of arrays are a file or tensor of their own; "
-         "leave it out");
+         " names a column of a table, but the targets of arrays are a separate file or tensor; "
+         "leave --target out");
   if (has_options)
     fail(Exit::usage, "--id, --drop, --category, --separator and --missing are for tables, and ",
          files[0], " is an array; leave them out");

@@ -1,5 +1,5 @@
-// Reads the files that example sets are made from: tables, IDX, .npy and .safetensors. No LibTorch
-// header.
+// Reads the files that example sets are made from: tables, IDX, .npy and .safetensors. Includes no
+// LibTorch header.
 #pragma once
 
 #include <functional>
@@ -20,14 +20,14 @@ namespace lathe {
 /// counted from 1.
 struct TableOptions {
   std::string target = "last";            ///< "last", "first", or a column
-  char separator = 0;                     ///< 0: find_separator decides
+  char separator = 0;                     ///< between columns; 0: find_separator() chooses
   std::string missing = "error";          ///< empty cells: "error", "drop", "mean" or "median"
   std::vector<std::string> drop{};        ///< columns that are left out
   std::vector<std::string> categories{};  ///< columns whose numbers are categories
   std::string id{};                       ///< column that names the rows; it is not an input
 };
 
-/// One example; valid until the next one is read.
+/// One example, which is valid until the next example is read.
 struct RawExample {
   std::span<const double> inputs;
   std::span<const double> targets;  ///< empty if the target is text
@@ -39,10 +39,10 @@ struct RawExample {
 class ExampleSource {
  public:
   virtual ~ExampleSource() = default;
-  /// Reads the input once to find what sizes() needs, such as the categories of a table. Call it
-  /// first.
+  /// Reads the input once to find what sizes() needs, such as the categories of a table. Call
+  /// scan() before all other functions.
   virtual void scan(ProgressReporter& /*meter*/) {}
-  /// Returns the columns, or null if the files are not tables.
+  /// Returns the columns; null if the files are not tables.
   virtual const TableFormat* table() const { return nullptr; }
   /// Sets the numbers that replace empty cells, one for each input. Ignores the numbers for text
   /// columns.
@@ -51,34 +51,35 @@ class ExampleSource {
   virtual std::vector<int64_t> sizes() const = 0;
   /// Returns how many numbers a target has.
   virtual int64_t target_numel() const { return 1; }
-  /// Returns the type of the numbers in the files; nullopt for text.
+  /// Returns the element type of the inputs and of the targets; nullopt if the files do not
+  /// determine it, such as tables, whose cells are text.
   virtual std::optional<ArrayType> input_type() const { return std::nullopt; }
   virtual std::optional<ArrayType> target_type() const { return std::nullopt; }
-  /// Returns the detected layout for the user to check, such as "header line a, b, label; target
-  /// column 3 (label)"; or an empty string.
+  /// Returns the detected layout for the user to check, such as "header line a, b, label; the
+  /// target is column 3 (label)". Returns an empty string if there is nothing to check.
   virtual std::string layout() const { return ""; }
   /// Returns how many bytes each() reports to the meter.
   virtual uint64_t bytes() const = 0;
   /// Calls f with each example and reports all bytes to the meter. Throws Exit::data with the
   /// position of an example that can't be read.
   virtual void each(ProgressReporter& meter, const std::function<void(const RawExample&)>& f) = 0;
-  /// Returns the position in the input of the target that f was last called with.
+  /// Returns the position, in the input, of the target in the last call of f, for messages.
   virtual std::string where() const = 0;
 };
 
-/// Opens files of a format that their contents determine: tables with the same columns; inputs and
-/// targets in two IDX, .npy or .safetensors files; or one .safetensors file with the tensors
-/// "inputs" and "targets". If `like` is not null, it must have been scanned; tables must then have
-/// its columns and are read in the same way. Throws Exit::data for files that can't be read, and
-/// Exit::usage for options that do not fit.
+/// Opens files of examples, whose contents determine their format. They are tables with the same
+/// columns; two IDX, .npy or .safetensors files with the inputs and the targets; or one
+/// .safetensors file with the tensors "inputs" and "targets". If `like` is not null, it must have
+/// been scanned; tables must then have its columns and are read in the same way. Throws Exit::data
+/// for files that can't be read, and Exit::usage for options that do not fit.
 std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 
-/// Opens new inputs for a model. They must have the form of the model's training data: one table or
-/// array, or, if the training data were image files, any number of image files and folders of
-/// images. RawExample::label is the id of a table's row, or the path of an image. The encoding must
-/// outlive the source. Throws Exit::data for files that do not fit the model, and Exit::usage for
-/// several files that are not images.
+/// Opens new inputs for a model. The files must have the form of the model's training data: one
+/// table or array, or, if the training data were image files, any number of image files and folders
+/// of images. RawExample::label is the id of a table's row, or the path of an image. The encoding
+/// must outlive the source. Throws Exit::data for files that do not fit the model, and Exit::usage
+/// for several files that are not images.
 std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>& files,
                                                  const ExampleEncoding& encoding);
 

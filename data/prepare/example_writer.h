@@ -19,7 +19,7 @@ class ExampleWriter {
   /// Creates the files in `folder`. `manifest` must have the task, the sizes and the number of
   /// examples of each split, and must outlive this object. `all_bytes` must be true if and only if
   /// all inputs are integers from 0 to 255. If the source has no input_type(), as for tables,
-  /// inputs are stored as uint8 if `all_bytes` is true, and else as float64.
+  /// inputs are stored as uint8 if `all_bytes` is true, and otherwise as float64.
   ExampleWriter(const fs::path& folder, const ExampleSource& source, bool all_bytes,
                 ExampleManifest& manifest);
 

@@ -24,11 +24,11 @@ constexpr ForeignFormat foreign_formats[]{
     {"PAR1", parquet_text},
     {"\x89HDF", "is an HDF5 file; save it as .npy"},
     {"\x89PNG",
-     "is a PNG image; put the images of each class into a folder of its own, and prepare the "
-     "folder that holds these with --format images"},
+     "is a PNG image; put the images of each class into a separate folder, and prepare the "
+     "folder that contains these folders with --format images"},
     {"\xFF\xD8\xFF",
-     "is a JPEG image; put the images of each class into a folder of its own, and prepare the "
-     "folder that holds these with --format images"},
+     "is a JPEG image; put the images of each class into a separate folder, and prepare the "
+     "folder that contains these folders with --format images"},
     {"%PDF-", "is a PDF document; save its text"},
     {"\xFF\xFE", "is UTF-16; save it as UTF-8"},
     {"\xFE\xFF", "is UTF-16; save it as UTF-8"},
@@ -69,8 +69,8 @@ void check_is_text(const std::string& file, std::string_view piece, bool begins,
   const bool has_nul = piece.find('\0') != std::string_view::npos;
   const ForeignFormat* format = begins ? format_of(piece) : nullptr;
 
-  // A text may begin with a signature of printable characters, such as "PAR1". Files of the format
-  // contain a NUL byte.
+  // A text may begin with a signature of printable characters, such as "PAR1". A real file of such
+  // a format also contains a NUL byte.
   if (format != nullptr && (has_nul || !may_begin_text(format->head)))
     fail(Exit::data, file, " is not text: it ", format->what, ", or ", remedy);
   if (has_nul) fail(Exit::data, file, " is not text: it holds NUL bytes; ", remedy);

@@ -1,4 +1,5 @@
-// Recognizes files that are neither text nor examples by their bytes. No LibTorch header.
+// Recognizes, by their bytes, files that are neither text nor examples. Includes no LibTorch
+// header.
 #pragma once
 
 #include <string>
@@ -8,17 +9,19 @@
 
 namespace lathe {
 
-/// Returns the format of a file that begins with these bytes and what to do about it, as in "is an
-/// HDF5 file; save it as .npy". Returns an empty string if the format is unknown.
+/// Returns a phrase that names the format of a file that begins with these bytes and states what to
+/// do about it, such as "is an HDF5 file; save it as .npy". Returns an empty string if the format
+/// is unknown.
 std::string foreign_format(std::string_view head);
 
 /// Throws Exit::data for a Parquet file, with instructions to convert it. Such a file begins and
-/// ends with "PAR1". The beginning alone is not enough, since a text may have it, too.
+/// ends with "PAR1". The beginning does not suffice to recognize the format, since a text may also
+/// begin with "PAR1".
 void check_not_parquet(const fs::path& file);
 
-/// Checks a piece of a text file; `begins` is whether it is the first piece. Throws Exit::data with
-/// `remedy`, as in "give only text files", if the piece contains a NUL byte, or if the first piece
-/// begins like a file of another format.
+/// Checks a piece of a text file; `begins` is whether it is the first piece. Throws Exit::data,
+/// with `remedy` (such as "give only text files") in the message, if the piece contains a NUL byte,
+/// or if the first piece begins like a file of another format.
 void check_is_text(const std::string& file, std::string_view piece, bool begins,
                    const std::string& remedy);
 

@@ -9,8 +9,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the median: the middle number, or the mean of the two middle ones. Returns 0 if
-/// `numbers` is empty.
+/// Returns the median: the middle number or, if the count is even, the mean of the two middle
+/// numbers. Returns 0 if `numbers` is empty.
 double median_of(std::vector<double>& numbers) {
   if (numbers.empty()) return 0;
   const auto middle = numbers.begin() + std::ssize(numbers) / 2;

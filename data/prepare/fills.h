@@ -1,4 +1,4 @@
-// Computes the numbers that replace empty cells of a table. No LibTorch header.
+// Computes the numbers that replace empty cells of a table. Includes no LibTorch header.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@ namespace lathe {
 /// Computes the mean or median of each input over the training examples in which it is not empty.
 class Fills {
  public:
-  /// Computes medians if `median` is true, and else means. `table` must outlive this object.
+  /// Computes medians if `median` is true, and otherwise means. `table` must outlive this object.
   Fills(const TableFormat& table, bool median)
       : table_(table),
         median_(median),
@@ -20,15 +20,15 @@ class Fills {
         numbers_(counts_.size()) {}
   /// Adds a training example: table.width() inputs, with NaN for an empty cell.
   void add(std::span<const double> inputs);
-  /// Returns a number for each input. Throws Exit::data for a column that is empty in every example
-  /// added.
+  /// Returns a number for each input. Throws Exit::data for a column that is empty in every added
+  /// example.
   std::vector<double> result();
 
  private:
   const TableFormat& table_;
   bool median_;
   std::vector<double> counts_, means_;
-  std::vector<std::vector<double>> numbers_;  // all numbers of each input; for medians only
+  std::vector<std::vector<double>> numbers_;  // all numbers of each input; unused for means
 };
 
 }  // namespace lathe

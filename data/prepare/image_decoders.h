@@ -1,4 +1,4 @@
-// The decoders that ImageFile uses. No LibTorch header.
+// Declares the decoders that ImageFile uses. Includes no LibTorch header.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,8 @@
 namespace lathe {
 
 /// A decoder of one format. On an error, libpng and libjpeg-turbo leave the calling function by
-/// longjmp, which runs no destructors. Functions that call them therefore own no objects with
-/// destructors; they return false on an error, and the decoder throws after that.
+/// longjmp, which runs no destructors. Functions that call these libraries therefore own no objects
+/// with destructors; they return false on an error, and the decoder throws after that.
 class ImageFile::Decoder {
  public:
   virtual ~Decoder() = default;

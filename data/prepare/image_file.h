@@ -1,4 +1,4 @@
-// Decodes PNG and JPEG files with libpng and libjpeg-turbo. No LibTorch header.
+// Decodes PNG and JPEG files with libpng and libjpeg-turbo. Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -29,20 +29,20 @@ class ImageFile {
   int64_t height() const;
   /// Returns the number of columns, at least 1.
   int64_t width() const;
-  /// Returns whether the file's format is gray. A PNG with a palette is not, even if all its colors
-  /// are gray.
+  /// Returns whether the file's format is gray. The format of a PNG with a palette is not gray,
+  /// even if all its colors are gray.
   bool is_gray() const;
   /// Decodes the image to `pixels` [height, width, channels] with 1 channel (gray) or 3 (red,
   /// green, blue); call it only once. Values have 8 bits; 16-bit values are rounded to 8 bits.
-  /// Transparency, color profiles and the orientation in EXIF are ignored. A gray image becomes
-  /// three equal channels, and colors become gray as (299 R + 587 G + 114 B) / 1000 (ITU-R BT.601).
-  /// Throws Exit::data if the file is damaged or cut short.
+  /// Transparency, color profiles and the orientation in EXIF are ignored. If `channels` is 3, a
+  /// gray image becomes three equal channels. If it is 1, colors become gray as (299 R + 587 G +
+  /// 114 B) / 1000 (ITU-R BT.601). Throws Exit::data if the file is damaged or cut short.
   void read(int64_t channels, std::vector<uint8_t>& pixels);
 
   /// The largest number of pixels of an image. It limits the memory that a small file can demand.
   static constexpr int64_t most_pixels = 100'000'000;
 
-  /// A decoder of one of the formats.
+  /// Decodes one of the two formats.
   class Decoder;
 
  private:

@@ -21,7 +21,7 @@ constexpr int64_t most_size = 4096;  // largest height and width of inputs
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with("."); }
 
 /// Adds all images in a folder and its subfolders to `found`, in the order of their paths. Does not
-/// follow links to folders. Counts the other files in `others`.
+/// follow links to folders. Adds the number of other files to `others`.
 void collect_images(const fs::path& folder, const std::string& label, std::vector<ImagePath>& found,
                     int64_t& others) {
   std::vector<fs::path> entries = list_folder(folder);

@@ -1,4 +1,4 @@
-// Reads folders of images as example sets. No LibTorch header.
+// Reads folders of images as example sets. Includes no LibTorch header.
 #pragma once
 
 #include <memory>
@@ -11,17 +11,19 @@ namespace lathe {
 
 /// Defines how images become inputs.
 struct ImageOptions {
-  /// Size to which all images are resized. 0: keep their size, which must be the same for all.
+  /// The size to which all images are resized. 0: images keep their size, which must be the same
+  /// for all images.
   int64_t height = 0, width = 0;
 };
 
 /// Opens a folder that holds, for each class, a folder of PNG and JPEG files with the name of the
-/// class. Subfolders of a class are searched too. Other files and names that begin with a dot are
+/// class. Subfolders of a class are also searched. Other files and names that begin with a dot are
 /// ignored. Examples are in the order of classes and paths. Inputs are uint8 [C, height, width],
-/// with C = 1 if all images are gray and else 3. scan() reads all headers. If `like` is not null,
-/// it must have been scanned; images then get its number of channels and size. Throws Exit::data
-/// for a folder of another form, and for images that can't be read (data/prepare/image_file.h).
-/// Throws Exit::usage if images have different sizes and `options` gives no size to resize them to.
+/// with C = 1 if all images are gray and C = 3 otherwise. scan() reads all headers. If `like` is
+/// not null, it must have been scanned; images then get its number of channels and size. Throws
+/// Exit::data for a folder of another form, and for images that can't be read
+/// (data/prepare/image_file.h). Throws Exit::usage if images have different sizes and `options`
+/// gives no size to resize them to.
 std::unique_ptr<ExampleSource> open_image_folder(const std::string& folder,
                                                  const ImageOptions& options,
                                                  const ExampleSource* like);

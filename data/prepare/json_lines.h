@@ -1,5 +1,5 @@
-// Parses JSON Lines. For use in data/ only, because it includes simdjson, which public headers of
-// the library do not.
+// Parses JSON Lines. Only sources in data/ may include this header, because it includes simdjson,
+// which the library's public headers do not.
 #pragma once
 
 #include <simdjson.h>
@@ -11,11 +11,11 @@
 
 namespace lathe {
 
-/// Calls f(line, object) for each line of a part that is not only white space: with the line's
-/// number in the file, from 1, and its parsed object, which is valid only during the call. Throws
-/// Exit::data, with file and line, for a line that is not a JSON object. If the line is valid JSON,
-/// the error ends with `what`, as in "is not a preference". If the first line begins with [, the
-/// error instead names the file and explains how to convert a JSON array.
+/// Calls f(line, object) for each line of a part, except for lines of only white space. `line` is
+/// the line's number in the file, from 1. `object` is the parsed line, which is valid only during
+/// the call. Throws Exit::data, with file and line, for a line that is not a JSON object. If the
+/// line is valid JSON, the message ends with `what`, such as "is not a preference". If the first
+/// line begins with [, the message instead names the file and explains how to convert a JSON array.
 template <class F>
 void each_object(const Part& part, const std::string& what, F&& f) {
   simdjson::dom::parser parser;

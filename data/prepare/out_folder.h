@@ -3,8 +3,8 @@
 //
 // Data files get their final names once all of them are written and the manifest is on disk as
 // .unfinished-manifest.json. The manifest is renamed last. If a command is interrupted between
-// these steps, its repetition finds .unfinished-manifest.json and removes the files that are listed
-// there if their checksums match.
+// these steps, the next call of the same command finds .unfinished-manifest.json. It then removes
+// the files that are listed there if their checksums match.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ class ProgressReporter {
   static constexpr size_t piece = size_t{4} << 20;
   /// Adds bytes to the progress. Throws Exit::stopped if `stop` returns true.
   void advance(uint64_t bytes);
-  /// Declares that a stop from now on loses nothing: the error of a stop then offers to resume.
+  /// Declares that from now on a stop loses nothing. The message of a stop then explains how to
+  /// resume.
   void resumable() { resumable_ = true; }
 
  private:
@@ -50,15 +51,16 @@ class ProgressReporter {
   std::optional<ProgressBar> bar_;
 };
 
-/// The record of a preparation's progress, kept in the data folder until it is published.
+/// The record of a preparation's progress, kept in the data folder until the folder's files are
+/// published.
 class Journal {
  public:
   /// Creates a journal for the data folder `out`. `command` is a text of any length with everything
   /// that must be unchanged to resume.
   Journal(const fs::path& out, const std::string& command);
   /// Returns the progress of an interrupted preparation by the same command. Returns nullopt if
-  /// there is no record, or if it is from another command, and also, with a warning, if the record
-  /// is damaged.
+  /// there is no record or if the record is from another command. If the record is damaged, logs a
+  /// warning and returns nullopt.
   std::optional<Progress> read() const;
   /// Replaces the record, durably.
   void write(const Progress& progress) const;
@@ -81,8 +83,8 @@ struct FinishedFile {
 
 /// A locked data folder that is being written. Files are written under temporary names. When all
 /// of them exist, they get their final names, the manifest last. If the process ends during the
-/// renaming, the next OutFolder recognizes its files. On failure, everything that was created is
-/// removed, including the folder if it is new, unless keep() was called.
+/// renaming, the next OutFolder recognizes the files that were left. On failure, everything that
+/// was created is removed, including the folder if it is new, unless keep() was called.
 class OutFolder {
  public:
   /// Locks the folder. Throws Exit::busy if another process prepares data there.
@@ -97,7 +99,8 @@ class OutFolder {
   /// `but`. Files that already have their final names are recognized by the checksums in the
   /// unfinished manifest. Throws Exit::usage if there is any other data.
   void clear(const std::vector<std::string>& but = {});
-  /// Keeps unfinished files from now on, even on failure: the next preparation resumes from them.
+  /// Keeps unfinished files from now on, even on failure, so that the next preparation resumes from
+  /// these files.
   void keep() { keep_ = true; }
   /// Returns whether unfinished files stay on failure.
   bool kept() const { return keep_; }
@@ -114,7 +117,7 @@ class OutFolder {
 
   fs::path path_;
   ClaimedFolder claim_;
-  // Whether unfinished files stay on failure. Those of an interrupted preparation must stay until
+  // Whether unfinished files stay on failure. Files of an interrupted preparation must stay until
   // clear() has run.
   bool keep_ = true;
 };

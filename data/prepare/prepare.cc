@@ -46,8 +46,8 @@ struct Input {
 }
 
 /// Reads a file from `at` piece by piece. `f(text, at, end)` processes the tokens that begin in
-/// [at, end) and returns the position after the last one. `text` is the complete file, so f can
-/// read a token that extends beyond the piece. Releases the memory of processed pieces.
+/// [at, end) and returns the position after the last of these tokens. `text` is the complete file,
+/// so f can read a token that extends beyond the piece. Releases the memory of processed pieces.
 template <class F>
 void for_each_piece(const MappedFile& file, size_t at, ProgressReporter& meter, F&& f) {
   const auto bytes = file.bytes();
@@ -65,7 +65,8 @@ void for_each_piece(const MappedFile& file, size_t at, ProgressReporter& meter, 
 
 constexpr uint32_t code_points = 0x110000;
 
-/// Returns the code point whose UTF-8 encoding is the `n` bytes from `at`, which must be valid.
+/// Returns the code point whose UTF-8 encoding is the `n` bytes at position `at`, which must be
+/// valid.
 uint32_t code_point(std::string_view text, size_t at, size_t n) {
   constexpr unsigned char lead[]{0, 0x7F, 0x1F, 0x0F, 0x07};
   uint32_t x = static_cast<unsigned char>(text[at]) & lead[n];
@@ -192,9 +193,9 @@ struct TextShards {
   ProgressReporter& meter;
   SplitWriter &first, &second;
 
-  /// Writes the tokens of both splits: the first `train` tokens to `first`, the others to `second`.
-  /// The parts that `before` records as finished are read again but not written. Returns the
-  /// largest id.
+  /// Writes the tokens of both splits: the first `train` tokens to `first`, the remaining tokens to
+  /// `second`. The parts that `before` records as finished are read again but not written. Returns
+  /// the largest id.
   int64_t write(int64_t train, const std::optional<Progress>& before);
 };
 
@@ -206,7 +207,7 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
   int64_t taken = 0;
   auto saved = Clock::now();
 
-  // After the first record an error or a stop keeps the unfinished files.
+  // Once progress was recorded, the unfinished files stay after an error or a stop.
   const auto keep = [&] {
     out.keep();
     meter.resumable();

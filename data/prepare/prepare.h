@@ -18,10 +18,10 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs);
 struct PrepareOptions {
   std::vector<std::string> inputs;  ///< files, or folders, as expand_inputs() takes them
   fs::path out;
-  std::string tokenizer = "byte";               ///< byte or char
-  bool binary = false;                          ///< tokenizer byte: the input need not be text
-  double val_share = 0.1;                       ///< share of the tokens, at the end, for validation
-  int64_t shard_tokens = int64_t{100'000'000};  ///< a longer split becomes several files
+  std::string tokenizer = "byte";  ///< byte or char
+  bool binary = false;             ///< tokenizer byte: whether the input need not be text
+  double val_share = 0.1;          ///< share of the tokens, from the end, for validation
+  int64_t shard_tokens = int64_t{100'000'000};  ///< largest number of tokens in one file
   /// Seconds between records of the progress. A repeated call resumes from the last record.
   double progress_seconds = 5;
   /// Called every 4 MiB of input; true ends the preparation with Exit::stopped.
@@ -32,12 +32,12 @@ struct PrepareOptions {
 /// twice, or once if options.binary is true, and piece by piece, so memory does not grow with the
 /// input. Refuses input that is not text (data/prepare/file_type.h) unless options.binary is true.
 ///
-/// After any interruption the same call can be repeated. It resumes from the last record of the
-/// progress, and removes all other files that the interrupted call left. If the input before that
-/// record has changed, it throws Exit::data.
+/// After any interruption, the same call can be repeated. The repeated call resumes from the last
+/// record of the progress, and removes all other files that the interrupted call left. If the input
+/// that this record covers has changed, the repeated call throws Exit::data.
 ///
 /// Throws Exit::data for input that can't be used, Exit::usage if `out` already holds data, and
-/// Exit::busy if another process prepares data there. After an error before the first record
+/// Exit::busy if another process prepares data there. After an error before the first record,
 /// nothing is left in `out`.
 void prepare(const PrepareOptions& options);
 

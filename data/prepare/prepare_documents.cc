@@ -1,5 +1,6 @@
-// A long text is cut at a line break between two characters that are not white space, where the
-// known patterns all end a piece. With any other pattern a document is encoded in one piece.
+// Implements prepare_documents(). A long text is cut at a line break between two characters that
+// are not white space, where all known pre-tokenizer patterns end a piece. If a tokenizer has any
+// other pattern, each document is encoded in one piece.
 #include "data/prepare/prepare_documents.h"
 
 #include <algorithm>
@@ -223,8 +224,8 @@ int64_t next_pair(const fs::path& spool, int64_t from) {
   return all;
 }
 
-/// Writes the first `head` tokens of a file to the training split, and the others to the validation
-/// split.
+/// Writes the first `head` tokens of a file to the training split, and the remaining tokens to the
+/// validation split.
 void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val,
                 int64_t head, ProgressReporter& meter) {
   const MappedFile file(spool, Exit::io);

@@ -21,15 +21,15 @@ namespace lathe {
 struct DocumentOptions {
   DocumentSource source;
   fs::path out;
-  Tokenizer tokenizer = Tokenizer::byte();  ///< byte or a BPE
+  Tokenizer tokenizer = Tokenizer::byte();  ///< of the kind "byte" or "bpe"
   double val_share = 0.1;
   /// Whether a hash of each document's content decides its split. Otherwise, the last tokens are
   /// for validation.
   bool val_by_hash = false;
-  bool dedup = false;  ///< drop a document that is, byte for byte, the same as an earlier one
-  /// Drop a line that occurred before in any document, unless it is blank.
+  bool dedup = false;  ///< drop a document that is bytewise equal to an earlier document
+  /// Whether to drop a line that occurred earlier, in any document, unless the line is blank.
   bool dedup_lines = false;
-  bool repair = false;  ///< replace bytes that are not UTF-8 by U+FFFD; else they are an error
+  bool repair = false;  ///< replace bytes that are not UTF-8 by U+FFFD; if false, they are an error
   uint64_t min_bytes = 0, max_bytes = ~uint64_t{0};  ///< shorter and longer documents are dropped
   int64_t shard_tokens = int64_t{100'000'000};
   int workers = 1;
@@ -45,10 +45,10 @@ uint64_t input_bytes(const std::vector<std::string>& files);
 
 /// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json, which counts the
 /// documents that were read, kept and dropped. Each document ends with the tokenizer's end token
-/// (<|endoftext|>, <|end_of_text|> or </s>), or with a line break for bytes. The texts of special
-/// tokens in documents are encoded as ordinary text. The output does not depend on the number of
-/// workers. Memory grows with the number of workers and, if duplicates are dropped, by about 40
-/// bytes for each document (or line).
+/// (<|endoftext|>, <|end_of_text|> or </s>), or with a line break if the tokens are bytes. The
+/// texts of special tokens in documents are encoded as ordinary text. The output does not depend on
+/// the number of workers. Memory grows with the number of workers and, if duplicates are dropped,
+/// by about 40 bytes for each document (or line).
 ///
 /// Throws the errors of prepare() in data/prepare/prepare.h. If a call is interrupted after
 /// progress was recorded, the same call resumes: it reads the finished part of the input again

@@ -28,8 +28,8 @@ struct ExampleSurvey {
   bool bytes = true;                      ///< all inputs are integers from 0 to 255
   bool whole = true;                      ///< is_integer() holds for all targets that are numbers
   std::map<int64_t, int64_t> numbers;     ///< integer targets, and how many examples have each
-  std::map<std::string, int64_t> labels;  ///< the same for targets that are text
-  bool many = false;  ///< more than max_classes different targets; further ones are not counted
+  std::map<std::string, int64_t> labels;  ///< text targets, and how many examples have each
+  bool many = false;  ///< more than max_classes different targets; further targets are not counted
 };
 
 bool is_integer(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
@@ -70,7 +70,7 @@ void add_target(ExampleSurvey& s, const RawExample& e, const ExampleSource& sour
     ++s.numbers[static_cast<int64_t>(e.targets[0])];
   }
 
-  // Text among numbers is most likely an error, unless --task classification makes both classes.
+  // Text among numbers is most likely an error, unless --task classification makes classes of both.
   const bool number_before = !s.numbers.empty() || !s.whole;
   if (task.empty() && (text ? first_text && number_before : !s.labels.empty())) {
     fail(Exit::data, source.where(),
@@ -151,7 +151,7 @@ Targets choose(const ExampleSurvey& s, const ExampleSource& source, const Exampl
   if (t.task != "classification") return t;
   // The maps are sorted, so class numbers do not depend on the order of the examples.
   for (const auto& [number, count] : s.numbers) {
-    // Targets are read as float64, which can't distinguish neighboring integers beyond 2^53.
+    // Targets are read as float64, which can't represent all integers beyond 2^53.
     if (std::abs(number) >= int64_t{1} << 53) {
       fail(Exit::data, options.inputs[0], ": class ", number,
            " is beyond 2^53, where neighboring whole numbers are equal in float64; put a letter "
@@ -226,7 +226,7 @@ void check_layout(const std::vector<int64_t>& sizes, const ExampleOptions& optio
   if (options.channels_last && sizes.size() != 3)
     fail(Exit::usage, "--layout hwc is for images of three sizes, and the inputs of ",
          options.inputs[0], " are ", sizes_text(sizes),
-         "; give --shape H,W,C too, or leave it out");
+         "; also give --shape H,W,C, or leave --layout out");
   if (!options.channels_last && sizes.size() == 3 && few(sizes[2]) && !few(sizes[0]))
     log_warn(options.inputs[0], ": inputs of ", sizes_text(sizes), " are read as images of ",
              sizes[0],
@@ -234,7 +234,8 @@ void check_layout(const std::vector<int64_t>& sizes, const ExampleOptions& optio
              "--layout hwc");
 }
 
-/// Sets the sizes of an input in the manifest to those of the source, or to --shape if it is given.
+/// Sets the sizes of an input in the manifest: to --shape if that is given, otherwise to the sizes
+/// in the source.
 void set_input_sizes(ExampleManifest& m, const ExampleSource& source,
                      const ExampleOptions& options) {
   m.input_sizes = options.shape.empty() ? source.sizes() : options.shape;

@@ -20,8 +20,8 @@ struct ExampleOptions {
   TableOptions table{};
   std::string task{};      ///< "classification", "regression"; empty: the targets decide
   double val_share = 0.1;  ///< share for validation: a keyed random choice from each class
-  std::vector<std::string> val_inputs{};  ///< the validation examples, instead of a share
-  /// Dimensions of one input, as {1, 8, 8}; empty: those of the files.
+  std::vector<std::string> val_inputs{};  ///< validation examples; empty: a share of `inputs`
+  /// Dimensions of one input, such as {1, 8, 8}; empty: the dimensions in the files.
   std::vector<int64_t> shape{};
   /// If set, `inputs` is one folder of images by class, and so is `val_inputs` unless it is empty.
   std::optional<ImageOptions> images{};
@@ -31,11 +31,11 @@ struct ExampleOptions {
   std::function<bool()> stop = nullptr;
 };
 
-/// Writes train_inputs.npy, train_targets.npy, the same for val, and, last, manifest.json. Reads
-/// the input twice (a table with text columns or filled cells: up to four times), piece by piece,
-/// so memory does not grow with the input. Inputs keep their order and their type, except that
-/// float16 and bfloat16 become float32 and bool becomes uint8. Numbers in tables become uint8 if
-/// all are integers from 0 to 255, else float64.
+/// Writes train_inputs.npy, train_targets.npy, val_inputs.npy, val_targets.npy and, last,
+/// manifest.json. Reads the input twice, or up to four times for a table with text columns or
+/// filled cells. Reads piece by piece, so memory does not grow with the input. Inputs keep their
+/// order and their type, except that float16 and bfloat16 become float32 and bool becomes uint8.
+/// Numbers in tables become uint8 if all are integers from 0 to 255, and otherwise float64.
 ///
 /// Classes, which are text labels or integers, are numbered from 0 in sorted order and keep their
 /// names. If `task` is empty, the targets are classes if they are text, or if they are integers
@@ -48,10 +48,10 @@ struct ExampleOptions {
 /// The manifest has the columns, their values and fills, so that `lathe predict` encodes new tables
 /// in the same way.
 ///
-/// After any interruption the same call can be repeated: it first removes the files that an
-/// interrupted call left. Throws Exit::data for input that can't be used, with its file, line and
+/// After any interruption, the same call can be repeated. It first removes the files that the
+/// interrupted call left. Throws Exit::data for input that can't be used, with the file, line and
 /// column; Exit::usage if `out` already holds data or an option does not fit; Exit::busy if another
-/// process prepares data there. After an error nothing is left in `out`.
+/// process prepares data there. After an error, nothing is left in `out`.
 void prepare_examples(const ExampleOptions& options);
 
 }  // namespace lathe

@@ -6,7 +6,8 @@
 namespace lathe {
 namespace {
 
-/// The filter's weights for an output position. They belong to the inputs from `begin` on.
+/// The filter's weights for an output position. They belong to the inputs at positions `begin` and
+/// later.
 struct Taps {
   int64_t begin = 0;
   std::vector<double> weights;

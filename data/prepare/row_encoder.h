@@ -1,4 +1,4 @@
-// Encodes the cells of a table's row as inputs of a model. No LibTorch header.
+// Encodes the cells of a table's row as inputs of a model. Includes no LibTorch header.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,8 @@ namespace lathe {
 /// Encodes the input columns of rows. A row may have its columns in another order than the format.
 class RowEncoder {
  public:
-  /// Creates an encoder. `places` has, for each column of `format`, its index in a row. `format`
-  /// must outlive this object.
+  /// Creates an encoder. `places` has, for each column of `format`, the column's index in a row.
+  /// `format` must outlive this object.
   RowEncoder(const TableFormat& format, std::vector<size_t> places);
   /// Appends the inputs of a row to `inputs`. If the format's `missing` is mean or median, an empty
   /// cell of a numeric column becomes the column's fill, or NaN if the fill is not known yet.

@@ -1,4 +1,4 @@
-// Writes token shards. No LibTorch header.
+// Writes token shards. Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ namespace lathe {
 class SplitWriter {
  public:
   /// Creates a writer that opens no file yet. `most_tokens` is an upper bound on the number of
-  /// tokens, or nullopt if it is unknown. It decides whether the names of the files have numbers.
+  /// tokens; nullopt if no bound is known. This bound decides whether the names of the files have
+  /// numbers.
   SplitWriter(const fs::path& out, int64_t shard_tokens, const std::string& split,
               std::optional<int64_t> most_tokens, bool wide)
       : out_(out),
@@ -30,8 +31,8 @@ class SplitWriter {
         wide_(wide) {}
 
   /// Continues after the first `tokens` tokens that an interrupted process wrote under the same
-  /// names, and truncates the files there. Returns false, and changes nothing, if the files are
-  /// missing or too short, or, with a warning, if their checksum() is not `checksum`.
+  /// names, and truncates the files after these tokens. Returns false, and changes nothing, if the
+  /// files are missing or too short, or, with a warning, if their checksum() is not `checksum`.
   bool resume(int64_t tokens, const std::string& checksum);
   /// Appends ids.
   void write(std::span<const int32_t> ids);

@@ -132,7 +132,7 @@ bool LayoutFinder::is_header() const {
   };
 
   bool has_text = false, occurs_again = false;
-  std::vector<double> numbers;  // in the first line
+  std::vector<double> numbers;  // numbers in the first line
   // pandas numbers columns that have no names. A row of fewer than five columns may be data that
   // happens to be 0, 1, 2.
   bool counts = columns_ >= 5;
@@ -156,7 +156,7 @@ bool LayoutFinder::is_header() const {
   const bool ascends = numbers.size() >= 3 &&
                        std::ranges::adjacent_find(numbers, std::greater_equal<>()) == numbers.end();
   if (has_text) return !occurs_again && (!has_fraction || ascends);
-  // A text above a number in the target column is its name, not a class.
+  // A text above a number in the target column is the column's name, not a class.
   return is_text_cell(first[target_]) && second != nullptr && csv_number((*second)[target_]);
 }
 
@@ -196,7 +196,8 @@ TableLayout LayoutFinder::result() const {
   for (size_t c = 0; c < columns_; ++c) {
     const std::string cell = rows_.size() > data ? rows_[data][c] : "";
     const bool is_input = roles_[c] == ColumnRole::input, is_forced = categories_.contains(c);
-    // The name of a dropped column was not checked, so it may not be UTF-8. It is not needed.
+    // The name of a dropped column was not checked, so it is possibly not UTF-8. Such a name is not
+    // needed.
     const bool named = layout.format.has_header && is_utf8(rows_[0][c]);
     layout.format.columns.push_back({.name = named ? rows_[0][c] : "",
                                      .role = roles_[c],

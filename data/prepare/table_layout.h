@@ -1,4 +1,5 @@
-// Determines the columns of a table from the options and from its first lines. No LibTorch header.
+// Determines the columns of a table from the options and from its first lines. Includes no LibTorch
+// header.
 #pragma once
 
 #include <string>
@@ -13,8 +14,8 @@ namespace lathe {
 /// The columns of a table, as far as its first lines determine them.
 struct TableLayout {
   TableFormat format;
-  /// For each column, whether its first cell is empty, so that later rows decide whether it is
-  /// text.
+  /// For each column, whether its first cell is empty, so that later rows decide whether the column
+  /// is text.
   std::vector<bool> is_undecided;
   /// For each column, whether --category makes its numbers categories.
   std::vector<bool> is_forced;
@@ -23,9 +24,10 @@ struct TableLayout {
 
 /// Returns the layout of a table. The first line is a header if one of these holds:
 /// - an option names one of its columns;
-/// - it has a text in a column whose next cell that is not empty is a number;
-/// - it has texts, none of them occurs again in its column, and its numbers are integers or ascend;
-/// - it is 0, 1, 2, ... up to 4 or more, as pandas names columns.
+/// - the line has a text above a number: in that column, the next non-empty cell is a number;
+/// - the line has texts, none of which occurs again in its column, and the line's numbers are
+///   integers or ascend;
+/// - the line is 0, 1, 2, ... up to 4 or more, as pandas names columns.
 /// Throws Exit::usage for options that do not fit, and Exit::data for a header line with a name
 /// that is missing or occurs twice.
 TableLayout find_layout(const std::string& file, std::string_view text,

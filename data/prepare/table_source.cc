@@ -130,7 +130,7 @@ std::string TableSource::layout() const {
   return text;
 }
 
-/// Calls f with each row of data. Sets file_ and line_ to its position before the call.
+/// Calls f with each row of data. Sets file_ and line_ to the row's position before the call.
 void TableSource::each_row(ProgressReporter& meter,
                            const std::function<void(const std::vector<std::string_view>&)>& f) {
   const auto& columns = format().columns;
@@ -154,7 +154,7 @@ void TableSource::each_row(ProgressReporter& meter,
       for (size_t c = 0; c < columns.size(); ++c) {
         if (columns[c].role != ColumnRole::dropped && fields[c] != columns[c].name)
           fail(Exit::data, file_, ":", line_, " has another header line than ", layout_file_,
-               "; give all files the same");
+               "; give all files the same header line");
       }
     }
   }
@@ -275,7 +275,7 @@ void TableSource::give(const std::vector<double>& inputs, std::string_view targe
   f({.inputs = inputs, .targets = {&*number, 1}, .label = {}});
 }
 
-/// New rows with the columns of a format. A target is ignored.
+/// New rows with the columns of a format. A target column is ignored.
 class NewRows final : public ExampleSource {
  public:
   NewRows(const std::string& file, const TableFormat& format)

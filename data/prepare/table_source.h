@@ -1,5 +1,5 @@
-// Reads examples from tables: finds their columns and reads their cells as numbers. No LibTorch
-// header.
+// Reads examples from tables: finds their columns and reads their cells as numbers. Includes no
+// LibTorch header.
 #pragma once
 
 #include <memory>

@@ -152,7 +152,8 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   std::ranges::sort(special_sizes_, std::greater<>());
   special_sizes_.erase(std::ranges::unique(special_sizes_).begin(), special_sizes_.end());
 
-  // byte_fallback needs a token for each byte. In d.tokens its text is the byte, not <0x0A>.
+  // byte_fallback needs a token for each byte. In d.tokens, the text of such a token is the byte,
+  // not <0x0A>.
   for (size_t byte = 0; byte < d.byte_tokens.size(); ++byte) {
     const int32_t id = byte_ids_[byte] = d.byte_tokens[byte];
     if (id < 0 || id >= tokens ||
@@ -189,13 +190,13 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
       fail(Exit::data, where, ": merge ", i, " is of ids ", a, " and ", b, ", and there are ",
            tokens, " tokens");
     joined = d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)];
-    // The result of a merge may also be an added token, since id_of() finds these, too.
+    // The result of a merge may also be an added token, since id_of() also finds added tokens.
     const int32_t made = id_of(joined);
     if (made < 0)
       fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is not a token");
     const uint64_t pair = Merges::key(a, b);
     Merges::Entry& entry = merges_->entries[merges_->place(pair)];
-    // If a pair has several merges, the first one counts.
+    // If a pair has several merges, the first merge counts.
     if (entry.pair == ~uint64_t{0})
       entry = {.pair = pair, .rank = static_cast<int32_t>(i), .id = made};
   }
@@ -209,8 +210,8 @@ int32_t special_id(const BPEDefinition& d, std::string_view text) {
 
 BoundaryTokens boundary_tokens(const BPEDefinition& d) {
   // Added tokens that are text do not begin or end texts: Gemma's </s>, for example, is an HTML
-  // tag. Tokens that end a turn count anyway, since they are often added without being marked as
-  // special.
+  // tag. Tokens that end a turn are found even if they are text, since they are often added without
+  // being marked as special.
   const auto first_of = [&](std::initializer_list<const char*> names, bool may_be_text = false) {
     for (const char* name : names) {
       const auto found = std::ranges::find(d.special, name, &SpecialToken::text);
@@ -267,8 +268,8 @@ void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, Spec
   encode_part(text.substr(begin), begins || begin > 0, begin == 0, out);
 }
 
-/// Encodes a part of a text between special tokens. `begins`: a space may be put before the part.
-/// `first`: the part is at the beginning of the text.
+/// Encodes a part of a text between special tokens. `begins`: whether a space may be put before the
+/// part. `first`: whether the part is at the beginning of the text.
 void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first,
                                std::vector<int32_t>& out) {
   if (text.empty()) return;
@@ -286,8 +287,8 @@ void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first,
   encode_piece(spaced, 0, out);
 }
 
-/// Encodes word by word. For use if no token has a space after another character: then no merge
-/// extends beyond the beginning of a run of spaces.
+/// Encodes word by word. Requires that no token has a space after another character, so that no
+/// merge extends beyond the beginning of a run of spaces.
 void BPE::Encoder::encode_words(std::string_view text, std::vector<int32_t>& out) {
   for (size_t at = 0; at < text.size();) {
     const size_t letter = std::min(text.find_first_not_of(' ', at), text.size());
@@ -362,7 +363,8 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     symbols.push_back({.id = id, .before = i - 1, .after = i + 1});
   };
 
-  // SentencePiece's form begins with characters, and uses bytes only for those without a token.
+  // SentencePiece's form begins with characters, and uses bytes only for characters without a
+  // token.
   for (size_t at = 0; at < piece.size();) {
     if (const size_t length = bpe_.is_sentencepiece_ ? code_point_length(piece, at) : 0;
         length > 0) {
@@ -386,7 +388,7 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
   while (!queue.empty()) {
     const Pair pair = queue.top();
     queue.pop();
-    // Skip a pair of which another merge has replaced a symbol since it was queued.
+    // Skip a pair if another merge has replaced one of its symbols since the pair was queued.
     Symbol& left = symbols[static_cast<size_t>(pair.left)];
     if (left.id != pair.left_id || left.after < 0) continue;
     Symbol& right = symbols[static_cast<size_t>(left.after)];

@@ -1,9 +1,9 @@
-// Byte-pair encoding (Sennrich et al. 2016) of bytes (Radford et al. 2019), and of characters in
-// SentencePiece's form (Kudo and Richardson 2018), which Llama 2 and Mistral use.
+// Declares byte-pair encoding (Sennrich et al. 2016) of bytes (Radford et al. 2019), and of
+// characters in SentencePiece's form (Kudo and Richardson 2018), which Llama 2 and Mistral use.
 //
 // In SentencePiece's form a character without a token is encoded as its bytes (byte_fallback). This
 // form may have no pre-tokenizer. A text is then encoded word by word, for speed, if no token
-// extends over a word boundary, as "a b" does. Hugging Face's post-processors are ignored, except
+// extends over a word boundary, such as "a b". Hugging Face's post-processors are ignored, except
 // for the token that they add before a prompt (`BPEDefinition::begin`). Chat templates are in
 // settings.h and chat_template.h.
 #pragma once
@@ -46,21 +46,22 @@ enum class SpaceBefore : uint8_t { none, each, each_without, first_without };
 struct BPEDefinition {
   std::vector<std::string> tokens;  ///< the bytes of each id; empty: no token has that id
   std::vector<std::pair<int32_t, int32_t>> merges;  ///< pairs of ids, in the order of their ranks
-  /// Pre-tokenizers, each of which splits the pieces of the previous one. SentencePiece's form may
-  /// have none.
+  /// Pre-tokenizers, each of which splits the pieces of the previous one. In SentencePiece's form,
+  /// the list may be empty.
   std::vector<std::string> patterns{gpt2_pattern};
   std::vector<SpecialToken> special;
   /// Whether a piece that is a token becomes that token without merges (Hugging Face's
   /// ignore_merges).
   bool whole_pieces = false;
-  bool nfc = false;  ///< text is first converted to Unicode's normal form C
-  /// SentencePiece's form: the ids of the 256 byte tokens, which replace a character without a
-  /// token (byte_fallback). Merges then begin with characters, and U+2581 in a text is encoded as a
-  /// space. Empty: merges begin with bytes.
+  bool nfc = false;  ///< whether text is first converted to Unicode's normal form C
+  /// In SentencePiece's form, the ids of the 256 byte tokens, which replace a character without a
+  /// token (byte_fallback). Merges begin with characters in this form, and U+2581 in a text is
+  /// encoded as a space. If the list is empty, the tokenizer does not have this form, and merges
+  /// begin with bytes.
   std::vector<int32_t> byte_tokens{};
-  /// SentencePiece's form: the space that encoding adds and decode() removes.
+  /// In SentencePiece's form, where encoding adds a space, which decode() removes.
   SpaceBefore space_before = SpaceBefore::none;
-  /// The special token that prompts begin with (Hugging Face's post-processor), or -1.
+  /// The special token that prompts begin with (Hugging Face's post-processor adds it); -1: none.
   int32_t begin = -1;
   bool operator==(const BPEDefinition&) const = default;
 };
@@ -70,17 +71,17 @@ struct BPEDefinition {
 /// Face's tokenizers.
 enum class SpecialText { token, text, refuse };
 
-/// Returns the id of the special token with this text, or -1.
+/// Returns the id of the special token with this text; -1 if there is none.
 int32_t special_id(const BPEDefinition& definition, std::string_view text);
 
 /// Ids of the special tokens that begin a text, end a text, end a turn of a chat, and pad a batch;
-/// -1: there is none.
+/// -1: there is no such token.
 struct BoundaryTokens {
   int32_t begin = -1, end = -1, turn_end = -1, pad = -1;
 };
-/// Returns a tokenizer's BoundaryTokens. `begin` is BPEDefinition::begin if that is set. Otherwise,
-/// `begin` and the other fields are found by their usual names, such as <s> and </s>. GPT-2's
-/// <|endoftext|> both begins and ends texts. `pad` is not set.
+/// Returns a tokenizer's BoundaryTokens. `begin` is BPEDefinition::begin if that is set. Otherwise
+/// `begin`, and in any case `end` and `turn_end`, are found by the usual names of such tokens, such
+/// as <s> and </s>. GPT-2's <|endoftext|> both begins and ends texts. `pad` is not set.
 BoundaryTokens boundary_tokens(const BPEDefinition& definition);
 
 /// A BPE tokenizer: immutable, so any number of threads may share one object.
@@ -91,7 +92,7 @@ BoundaryTokens boundary_tokens(const BPEDefinition& definition);
 /// may be lost or added, as in Hugging Face's decoders.
 class BPE {
  public:
-  /// Throws Exit::data for a definition that contradicts itself; `where` begins the message.
+  /// Throws Exit::data for a definition that contradicts itself; the message begins with `where`.
   BPE(BPEDefinition definition, const std::string& where);
   ~BPE();
 
@@ -100,7 +101,7 @@ class BPE {
   int64_t size() const { return static_cast<int64_t>(definition_.tokens.size()); }
 
   /// Encodes text, and caches the ids of recent short pieces. Only one thread at a time may use an
-  /// encoder. `bpe` must outlive it.
+  /// encoder. `bpe` must outlive the encoder.
   class Encoder {
    public:
     explicit Encoder(const BPE& bpe);
@@ -132,43 +133,45 @@ class BPE {
   /// the case if an added token that is text (see SpecialToken) contains a line break and
   /// characters other than white space.
   bool ends_at_lines() const { return ends_at_lines_; }
-  /// Returns the id of a token's bytes or of a special token's text, or -1.
+  /// Returns the id of the token with these bytes, or of the special token with this text; -1 if
+  /// there is none.
   int32_t id_of(std::string_view token) const;
 
  private:
   struct Merges;
-  /// Returns the longest special token at text[at], or null. If `text_only` is true, considers only
-  /// those that are text.
+  /// Returns the longest special token at text[at]; null if there is none. If `text_only` is true,
+  /// considers only tokens that are text.
   const SpecialToken* special_at(std::string_view text, size_t at, bool text_only) const;
 
   BPEDefinition definition_;
   std::vector<Pretokenizer> pretokenizers_;
   std::array<int32_t, 256> byte_ids_{};  // id of each byte; -1: the vocabulary lacks the byte
-  bool is_sentencepiece_ = false;        // SentencePiece's form
-  bool ends_at_spaces_ = false;          // no pre-tokenizer, and no token spans two words
+  bool is_sentencepiece_ = false;        // whether the form is SentencePiece's
+  bool ends_at_spaces_ = false;  // whether there is no pre-tokenizer, and no token spans two words
   bool ends_at_lines_ = false;
-  std::unordered_map<std::string_view, int32_t> ids_;  // by the token's bytes; no special tokens
+  std::unordered_map<std::string_view, int32_t>
+      ids_;  // ids by the token's bytes; no special tokens
   std::unique_ptr<Merges> merges_;
   std::array<bool, 256> special_first_bytes_{};
-  bool has_text_tokens_ = false;  // some special tokens are text
+  bool has_text_tokens_ = false;  // whether some special tokens are text
   std::unordered_map<std::string_view, const SpecialToken*> special_;  // by text
-  std::vector<size_t> special_sizes_;  // the different sizes of their texts, largest first
+  std::vector<size_t> special_sizes_;  // the different sizes of the texts, largest first
 };
 
 /// Returns GPT-2's alphabet: the printable character, as UTF-8, that represents each byte in
-/// vocabularies. Bytes that are printable in Latin-1 represent themselves; the others are U+0100
-/// and up, in order.
+/// vocabularies. Bytes that are printable in Latin-1 represent themselves; the others are
+/// represented by U+0100 and the characters that follow it, in order.
 const std::array<std::string, 256>& byte_alphabet();
 /// Returns a byte in the form of SentencePiece's vocabularies, such as <0x0A>.
 std::string printed_byte(size_t byte);
-/// Returns a token as vocabulary files contain it. In GPT-2's form, that is in GPT-2's alphabet. In
-/// SentencePiece's form, a byte token is as in printed_byte(), and other tokens are text in which
-/// U+2581 replaces spaces.
+/// Returns a token as vocabulary files contain it. In GPT-2's form, the token is written in GPT-2's
+/// alphabet. In SentencePiece's form, a byte token is written as in printed_byte(), and other
+/// tokens are text in which U+2581 replaces spaces.
 std::string printed_token(const BPEDefinition& definition, size_t id);
 
-/// Parses the contents of vocab.json and merges.txt, GPT-2's form. Throws Exit::data if one is
-/// malformed; the message begins with the name of that file. `added`: special tokens that neither
-/// file has.
+/// Parses the contents of vocab.json and merges.txt, which are GPT-2's form. Throws Exit::data if
+/// one of them is malformed; the message begins with that file's name. `added`: special tokens that
+/// neither file has.
 BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& merges,
                             const std::string& vocabulary_name, const std::string& merges_name,
                             std::vector<SpecialToken> added = {});
@@ -180,15 +183,16 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
 /// for a malformed file, and for a field that this build does not support; the message names the
 /// field.
 BPEDefinition read_bpe(const fs::path& path);
-/// Reads an added token in Hugging Face's form: content, id and flags. Throws Exit::data if it is
-/// malformed or has an unsupported flag; `where` begins the message.
+/// Reads an added token in Hugging Face's form: content, id and flags. Throws Exit::data if the
+/// token is malformed or has an unsupported flag; the message begins with `where`.
 SpecialToken added_token(const Json& token, const std::string& where);
 /// Writes a definition durably as a tokenizer.json in Hugging Face's form.
 void write_bpe(const BPEDefinition& definition, const fs::path& file);
 
 /// Returns the definition as JSON in Hugging Face's form.
 Json bpe_to_json(const BPEDefinition& definition);
-/// Reads JSON in Hugging Face's form. Throws the errors of read_bpe; `where` begins the message.
+/// Reads JSON in Hugging Face's form. Throws the errors of read_bpe(); the message begins with
+/// `where`.
 BPEDefinition bpe_from_json(const Json& json, const std::string& where);
 
 }  // namespace lathe

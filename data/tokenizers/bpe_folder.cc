@@ -20,7 +20,8 @@ Json object_in(const fs::path& folder, const char* name) {
   return json;
 }
 
-/// Returns the tokenizer's class in tokenizer_config.json without "Fast"; "" if it names none.
+/// Returns the tokenizer's class in tokenizer_config.json without "Fast"; "" if the file names no
+/// class.
 std::string class_of(const Json& config, const std::string& where) {
   if (!config.contains("tokenizer_class") || config["tokenizer_class"].is_null()) return "";
   auto name = json_get<std::string>(config, "tokenizer_class", where, Exit::data);
@@ -42,8 +43,8 @@ std::vector<SpecialToken> added_tokens_in(const fs::path& folder, const Json& co
     added.push_back(added_token(numbered, where));
   }
 
-  // Older folders list added tokens in added_tokens.json only. Those of them that are special occur
-  // in the config or in special_tokens_map.json, too.
+  // Older folders list added tokens in added_tokens.json only. The special ones among these tokens
+  // also occur in the config or in special_tokens_map.json.
   const std::string listed = (folder / "added_tokens.json").string();
   const std::string names =
       json_text(config) + json_text(object_in(folder, "special_tokens_map.json"));
@@ -56,8 +57,8 @@ std::vector<SpecialToken> added_tokens_in(const fs::path& folder, const Json& co
   return added;
 }
 
-/// Applies add_bos_token for the classes for which transformers does so. It overrides the
-/// post-processor.
+/// Applies add_bos_token for the classes for which transformers does so. add_bos_token overrides
+/// the post-processor.
 void apply_add_bos(BPEDefinition& d, const Json& config, const std::string& where, bool is_slow) {
   const std::string name = class_of(config, where);
   const bool counts = (is_slow && name == "GPT2Tokenizer") || name == "LlamaTokenizer" ||
@@ -72,7 +73,7 @@ void apply_add_bos(BPEDefinition& d, const Json& config, const std::string& wher
   }
 }
 
-/// Reads vocab.json, merges.txt, and the other files of the slow tokenizers of transformers.
+/// Reads vocab.json, merges.txt, and the additional files of transformers' slow tokenizers.
 BPEDefinition read_slow(const fs::path& folder, const Json& config, const std::string& where) {
   const fs::path vocab = folder / "vocab.json", merges = folder / "merges.txt";
   if (!fs::exists(vocab) || !fs::exists(merges))

@@ -10,7 +10,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the bytes of a token in GPT-2's alphabet; nullopt if it has any other character.
+/// Returns the bytes of a token in GPT-2's alphabet; nullopt if the token has any other character.
 std::optional<std::string> bytes_of(std::string_view token) {
   static const std::map<std::string, char, std::less<>> of = [] {
     std::map<std::string, char, std::less<>> made;
@@ -77,7 +77,7 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
     } else if (type == "Split") {
       const auto behavior = json_get<std::string>(part, "behavior", where, Exit::data);
       const bool invert = flag(part, "invert", false, where);
-      // Both of these make each match a piece.
+      // Both combinations make each match a piece.
       if (!(behavior == "Isolated" && !invert) && !(behavior == "Removed" && invert))
         unknown(where, "the pre-tokenizer's Split with " + behavior + (invert ? ", inverted" : ""));
       const auto pattern = json_get<Json>(part, "pattern", where, Exit::data);
@@ -91,7 +91,7 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
     }
   }
   if (!bytes) unknown(where, "a pre-tokenizer without ByteLevel");
-  // Without a pattern, the complete text is one piece.
+  // If there is no pattern, the complete text is one piece.
   if (d.patterns.empty()) d.patterns.emplace_back("[\\s\\S]+");
 }
 
@@ -121,8 +121,8 @@ void read_sentencepiece(const Json& json, BPEDefinition& d, const std::string& w
     }
   }
 
-  // Gemma's pre-tokenizer splits at spaces. It has no effect, since the normalizer replaces them
-  // all.
+  // Gemma's pre-tokenizer splits at spaces. This has no effect, since the normalizer replaces all
+  // spaces.
   const auto splits_at_spaces = [&](const Json& part) {
     return type_of(part, where) == "Split" &&
            part.value("pattern", Json()) == Json{{"String", " "}};
@@ -360,7 +360,7 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   const auto ids = read_vocabulary(json_get<Json>(model, "vocab", where, Exit::data), d, where);
 
   for (const Json& merge : json_get<std::vector<Json>>(model, "merges", where, Exit::data)) {
-    // Older files have a merge as "a b", newer ones as a list.
+    // Older files contain a merge as a text "a b", newer files as a list.
     if (merge.is_string()) {
       add_merge_line(ids, merge.get<std::string>(), d, where);
     } else {

@@ -40,8 +40,8 @@ std::string printed_byte(size_t byte) { return format("<0x%02zX>", byte); }
 
 namespace {
 
-/// Returns a post-processor that puts the token d.begin before a text, and before each text of a
-/// pair.
+/// Returns a post-processor that puts the token d.begin before a text, and before both texts of a
+/// pair; null if d.begin is -1.
 Json post_processor(const BPEDefinition& d) {
   if (d.begin < 0) return nullptr;
   const std::string& text = d.tokens[static_cast<size_t>(d.begin)];
@@ -57,8 +57,8 @@ Json post_processor(const BPEDefinition& d) {
           {"special_tokens", of_text}};
 }
 
-/// Returns a token as a tokenizer.json has it. In SentencePiece's form, a single byte that takes
-/// part in merges is written as a character, such as Gemma's tab, and not as <0x09>.
+/// Returns a token as a tokenizer.json contains it. In SentencePiece's form, a single byte that
+/// takes part in merges is written as a character, such as Gemma's tab, and not as <0x09>.
 std::string listed_token(const BPEDefinition& d, size_t id, const std::vector<bool>& is_merged) {
   const bool is_character =
       !d.byte_tokens.empty() && is_merged[id] && d.tokens[id].size() == 1 && d.tokens[id] != " ";
@@ -70,7 +70,7 @@ Json vocab_of(const BPEDefinition& d, const std::vector<bool>& is_merged) {
   std::vector<bool> is_special(d.tokens.size());
   for (const auto& s : d.special) is_special[static_cast<size_t>(s.id)] = true;
 
-  // Find keys with a map: the JSON library's own search reads all keys.
+  // Find keys with a map, because the JSON library's search reads all keys.
   Json vocab = Json::object();
   auto& entries = vocab.get_ref<Json::object_t&>();
   std::unordered_map<std::string, size_t> places;

@@ -9,7 +9,7 @@ namespace {
 /// A conversation with which a template is tested.
 struct ChatProbe {
   std::vector<ChatMessage> messages;
-  bool asks;  ///< add_generation_prompt: the beginning of an answer follows
+  bool asks;  ///< whether the beginning of an answer follows (add_generation_prompt)
 };
 
 const std::vector<ChatProbe>& chat_probes() {

@@ -7,7 +7,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the id of a special token, or -1.
+/// Returns the id of a special token; -1 if there is none.
 int64_t special(const BPE* bpe, const char* text) {
   return bpe == nullptr ? -1 : special_id(bpe->definition(), text);
 }
@@ -25,7 +25,7 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
   const std::string bos =
       has_template && settings.has_special_tokens ? settings.bos_token : "<|begin_of_text|>";
   const bool is_chatml = special(bpe_, "<|im_start|>") >= 0 && special(bpe_, "<|im_end|>") >= 0;
-  // Without a template the special tokens determine the format.
+  // If the tokenizer has no template, its special tokens determine the format.
   format_ = {.llama3 = !is_chatml, .begins = !is_chatml && special(bpe_, bos.c_str()) >= 0};
   if (has_template) {
     const auto found = format_of(settings, bos);
@@ -68,7 +68,7 @@ void ChatTemplate::check_roles(const std::vector<ChatMessage>& messages,
     if (format_.any_role || m.role == "user" || m.role == "assistant" || m.role == "system")
       continue;
     fail(Exit::data, where, " has a message of the role \"", printable_line(m.role),
-         "\", which the tokenizer's chat template treats in a way of its own; this build supports "
+         "\", which the tokenizer's chat template treats in a special way; this build supports "
          "only system, user and assistant");
   }
 }
@@ -102,7 +102,7 @@ void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::
                                  std::vector<int32_t>& ids, size_t prompt) const {
   if (first_ >= 0) ids.push_back(mark_token(static_cast<int32_t>(first_)));
   const std::vector<ChatMessage> written = written_messages(format_, messages);
-  // The format may have put a system message before the others.
+  // The format may have put a system message before the given messages.
   prompt += written.size() - messages.size();
   for (size_t i = 0; i < written.size(); ++i) {
     const ChatMessage& m = written[i];
@@ -159,7 +159,7 @@ void set_chat_template(Tokenizer& tokenizer, const std::string& choice) {
   s.from_template_file = false;
   if (!is_utf8(s.chat_template)) fail(Exit::usage, choice, " is not UTF-8");
 
-  // Without a tokenizer_config.json, the tokens are those with the usual names.
+  // If there is no tokenizer_config.json, use the tokens with the usual names.
   const auto& tokens = tokenizer.bpe()->definition().tokens;
   const auto name = [&](int32_t id) { return id < 0 ? "" : tokens[static_cast<size_t>(id)]; };
   if (!s.has_special_tokens) {

@@ -1,5 +1,5 @@
-// Encodes conversations to token ids, in the format of the tokenizer's chat template or, without a
-// template, in the format that its special tokens imply. No LibTorch header.
+// Encodes conversations to token ids, in the format of the tokenizer's chat template or, if it has
+// none, in the format that its special tokens imply. Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace lathe {
 class ChatTemplate {
  public:
   /// Throws Exit::usage if the tokenizer's chat template writes neither format, or if the tokenizer
-  /// lacks special tokens of that format. Also throws it if there is no template and the tokenizer
-  /// has the special tokens of neither format. `where` begins the message, and `what_to_do` ends
-  /// it. `tokenizer` must outlive this object.
+  /// lacks special tokens of that format. If there is no template, throws Exit::usage if the
+  /// tokenizer has the special tokens of neither format. The message begins with `where` and ends
+  /// with `what_to_do`. `tokenizer` must outlive this object.
   ChatTemplate(const Tokenizer& tokenizer, const std::string& where, const std::string& what_to_do);
 
-  /// Throws Exit::data, beginning with `where`, if a message has a role that the template writes
-  /// differently from user, assistant and system.
+  /// Throws Exit::data, with a message that begins with `where`, if the template writes the role of
+  /// one of the messages in another way than the roles user, assistant and system.
   void check_roles(const std::vector<ChatMessage>& messages, const std::string& where) const;
   /// Returns the ids of the messages and of the beginning of an answer by the assistant.
   std::vector<int64_t> encode_prompt(const std::vector<ChatMessage>& messages) const;
@@ -41,12 +41,12 @@ class ChatTemplate {
 
   const BPE* bpe_;
   ChatFormat format_;
-  // Tokens before a conversation, before a role, after a role and after a text; -1: the format has
-  // none.
+  // The tokens before a conversation, before a role, after a role and after a text; -1: the format
+  // has no such token.
   int64_t first_ = -1, open_ = -1, opened_ = -1, close_ = -1;
   std::string after_role_, after_message_;
   bool may_prepend_space_ =
-      true;  // the tokenizer may put a space before text that follows a special token
+      true;  // whether the tokenizer may put a space before text that follows a special token
 };
 
 /// Returns a description of a tokenizer's chat template; "" if it has none.

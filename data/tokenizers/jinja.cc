@@ -15,7 +15,8 @@ struct JinjaPart {
 
 constexpr const char* jinja_spaces = " \t\r\n\f\v";
 
-/// Returns the position of a tag's closing `mark`, which is outside of strings.
+/// Returns the position of the first `mark` at `from` or later. Skips string literals, unless
+/// `mark` ends a comment (#}).
 size_t tag_end(const std::string& text, size_t from, const std::string& mark) {
   char quote = 0;
   for (size_t i = from; i + 1 < text.size(); ++i) {
@@ -34,8 +35,8 @@ size_t tag_end(const std::string& text, size_t from, const std::string& mark) {
 }
 
 /// Removes white space at the end of `before`, the text before the tag at source[tag]. If `all` is
-/// true, removes all of it. Otherwise, if the tag is a `block` and first in its line, removes only
-/// the white space of that line (lstrip_blocks).
+/// true, removes all white space there. Otherwise, if `block` is true and the tag is the first text
+/// of its line, removes only the white space of that line (lstrip_blocks).
 void strip_before(std::string& before, const std::string& source, size_t tag, bool all,
                   bool block) {
   if (all) {
@@ -108,8 +109,8 @@ class JinjaRun {
   }
 
  private:
-  /// Returns the index of the first statement, from part `at` on, that begins with one of `names`
-  /// and is not inside of another block.
+  /// Returns the index of the first statement, at part `at` or later, that begins with one of
+  /// `names` and is not inside of another block.
   size_t find(size_t at, const std::vector<std::string>& names) {
     for (int depth = 0; at < parts_.size(); ++at) {
       scope_.spend();
@@ -152,7 +153,7 @@ class JinjaRun {
     if (word == "set") return set(at), at;
     if (word == "for") return loop(at);
     if (word == "if") return branch(at);
-    // These tags enclose text that counts toward the loss in training. They do not change it.
+    // These tags enclose text that counts toward the loss in training. They do not change the text.
     if (word == "generation" || word == "endgeneration") return at;
     throw JinjaError();
   }

@@ -1,8 +1,9 @@
-// Renders Jinja templates, as far as chat templates use Jinja. No LibTorch header.
+// Renders Jinja templates, with the features of Jinja that chat templates use. Includes no LibTorch
+// header.
 //
-// chat_format.cc renders a few conversations with a template to find out whether it writes ChatML
-// or Llama 3's format. Macros, imports and most filters are not supported. Templates that use them
-// are still kept and exported.
+// chat_format.cc renders a few conversations with a template to find out whether the template
+// writes ChatML or Llama 3's format. Macros, imports and most filters are not supported. Templates
+// that use these are still kept and exported.
 #pragma once
 
 #include <optional>

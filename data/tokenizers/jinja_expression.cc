@@ -131,8 +131,8 @@ JinjaExpression JinjaParser::expression() {
 }
 
 /// Parses the binary operators of a level and of all levels that bind more tightly. Level 0 is
-/// `or`, which binds least. The second operand of `or` and `and` is evaluated only if the first one
-/// does not decide the result.
+/// `or`, which binds least. The second operand of `or` and `and` is evaluated only if the first
+/// operand does not decide the result.
 JinjaExpression JinjaParser::binary(size_t level) {
   static const std::vector<std::vector<std::string>> marks{
       {"or"}, {"and"}, {"+", "-"}, {"~"}, {"*", "%"}};

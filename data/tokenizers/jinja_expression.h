@@ -1,4 +1,4 @@
-// Parses and evaluates the expressions of Jinja. For use in jinja.cc only.
+// Parses and evaluates the expressions of Jinja. Only jinja.cc may use this header.
 #pragma once
 
 #include <functional>
@@ -10,21 +10,22 @@
 
 namespace lathe {
 
-/// Variables by name, in nested scopes, and a limit on the work and memory of a template.
+/// Holds variables by name, in nested scopes, and limits the work and memory of a template.
 class JinjaScope {
  public:
-  /// Opens a scope within the innermost one.
+  /// Opens a scope within the innermost scope.
   void push() { levels_.emplace_back(); }
-  /// Closes the innermost scope.
+  /// Closes the innermost scope, which push() opened.
   void pop() { levels_.pop_back(); }
   /// Sets a variable of the innermost scope.
   void set(const std::string& name, Json value);
   /// Sets a member of the namespace `name`, which may be in an outer scope. Throws JinjaError if
   /// there is no such namespace, or if `value` is a list or an object.
   void set_member(const std::string& name, const std::string& member, Json value);
-  /// Returns a variable, or a discarded value, which stands for an undefined one.
+  /// Returns a variable; a discarded JSON value, which represents "undefined", if there is no such
+  /// variable.
   Json get(const std::string& name);
-  /// Counts units of work. Throws JinjaError at the limit.
+  /// Counts units of work. Throws JinjaError once their number exceeds a limit.
   void spend(size_t units = 1) {
     spent_ += units;
     if (spent_ > 300000) throw JinjaError();

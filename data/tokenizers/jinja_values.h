@@ -1,5 +1,5 @@
-// Operations on the values of Jinja's expressions. A value is JSON; an undefined one is a discarded
-// JSON value. For use in data/tokenizers only.
+// Declares the operations on the values of Jinja's expressions. A value is JSON; an undefined value
+// is a discarded JSON value. Only sources in data/tokenizers may use this header.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ struct JinjaError : std::exception {};
 
 namespace jinja {
 
-/// The largest size of a text in bytes. It suffices because templates are tested with short
-/// messages.
+/// The largest size of a text in bytes. This limit is large enough because templates are tested
+/// with short messages.
 constexpr size_t longest_text = size_t{1} << 16;
 
 /// Returns the size of a value: the bytes of its texts, and an allowance for each member or

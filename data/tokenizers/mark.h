@@ -1,5 +1,5 @@
-// Bits in the ids of instruction and preference data. They mark ids that do not count toward the
-// loss, such as those of prompts, and the first id of each row of preference data.
+// Defines flag bits in the ids of instruction and preference data. The bits mark ids that do not
+// count toward the loss, such as ids of prompts, and the first id of each row of preference data.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ inline constexpr uint32_t token_bits = token_mark | token_begin;
 inline int32_t mark_token(int32_t id) {
   return static_cast<int32_t>(static_cast<uint32_t>(id) | token_mark);
 }
-/// Sets token_mark in the ids from index `from` on.
+/// Sets token_mark in the ids at index `from` and later.
 inline void mark_tokens(std::vector<int32_t>& ids, size_t from) {
   for (size_t i = from; i < ids.size(); ++i) ids[i] = mark_token(ids[i]);
 }

@@ -1,5 +1,5 @@
-// Words of ASCII letters between ASCII characters are found without PCRE2: the three known patterns
-// all match them completely.
+// Implements Pretokenizer. Words of ASCII letters between ASCII characters are found without PCRE2,
+// because each of the three known patterns matches such a word completely.
 #include "data/tokenizers/pretokenizer.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -12,8 +12,8 @@
 namespace lathe {
 namespace {
 
-// The additions of Unicode 15 and 16 to Unicode 14, which PCRE2 10.42 has
-// (DerivedGeneralCategory.txt of those versions).
+// The letters and numbers that Unicode 15 and 16 (DerivedGeneralCategory.txt) added to Unicode 14,
+// which is the version of PCRE2 10.42.
 constexpr const char* later_letters =
     R"(\x{1C89}\x{1C8A}\x{A7CB}-\x{A7CD}\x{A7DA}-\x{A7DC}\x{105C0}-\x{105F3}\x{10D4A}-\x{10D65}\x{10D6F}-\x{10D85})"
     R"(\x{10EC2}-\x{10EC4}\x{1123F}\x{11240}\x{11380}-\x{11389}\x{1138B}\x{1138E}\x{11390}-\x{113B5}\x{113B7})"
@@ -24,7 +24,7 @@ constexpr const char* later_letters =
 constexpr const char* later_numbers =
     R"(\x{10D40}-\x{10D49}\x{116D0}-\x{116E3}\x{11BF0}-\x{11BF9}\x{11F50}-\x{11F59}\x{16130}-\x{16139})"
     R"(\x{16D70}-\x{16D79}\x{1CCF0}-\x{1CCF9}\x{1D2C0}-\x{1D2D3}\x{1E4F0}-\x{1E4F9}\x{1E5F1}-\x{1E5FA})";
-// Unicode's White_Space. PCRE2's own \s also matches U+180E.
+// The characters with Unicode's property White_Space. The \s of PCRE2 also matches U+180E.
 constexpr const char* white_space =
     R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 
@@ -130,7 +130,7 @@ Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where)
     fail(Exit::data, where, ": the pattern ", pattern, " can't be used: ", message_of(code));
   code_ = std::shared_ptr<void>(compiled,
                                 [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
-  // Without the JIT compiler, matching is slower and has the same results.
+  // If the JIT compiler is missing, matching is slower and has the same results.
   pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
 }
 

@@ -1,5 +1,5 @@
-// The pre-tokenizer of byte-level BPE: a regular expression that splits a text into pieces. A token
-// never extends over two pieces.
+// Declares the pre-tokenizer of byte-level BPE, a regular expression that splits a text into
+// pieces. A token never extends over two pieces.
 #pragma once
 
 #include <cstddef>
@@ -28,31 +28,33 @@ inline constexpr const char* qwen2_pattern =
     R"(|\s+(?!\S)|\s+)";
 
 /// Returns a pattern that matches only this text: \Q, the text and \E. Throws Exit::data for a text
-/// with \E; `where` begins the message.
+/// with \E; the message begins with `where`.
 std::string literal_pattern(const std::string& text, const std::string& where);
-/// Returns the text of a literal_pattern(), or "" for any other pattern.
+/// Returns the text of a literal_pattern(); "" for any other pattern.
 std::string literal_text(const std::string& pattern);
 /// Returns the first part of a pattern that PCRE2 accepts and that has another meaning in
 /// Oniguruma, the engine of Hugging Face's tokenizers: && and [ within a class, \h, \H and \Q.
-/// Returns "" if there is none, or for a literal_pattern().
+/// Returns "" if there is no such part, or if the pattern is a literal_pattern().
 std::string differing_syntax(const std::string& pattern);
 
 /// A compiled pattern, immutable and shared between threads. Letters (\p{L}), numbers (\p{N}) and
-/// white space (\s, \S) are those of Unicode 16, whichever version of Unicode PCRE2 has.
+/// white space (\s, \S) are defined by Unicode 16, regardless of the version of Unicode that PCRE2
+/// uses.
 class Pretokenizer {
  public:
-  /// Throws Exit::data for a pattern that PCRE2 can't read; `where` begins the message.
+  /// Throws Exit::data for a pattern that PCRE2 can't read; the message begins with `where`.
   Pretokenizer(const std::string& pattern, const std::string& where);
 
   /// Reads the pieces of a text in order. Only one thread at a time may use a cursor. The
-  /// pre-tokenizer and the text must outlive it.
+  /// pre-tokenizer and the text must outlive the cursor.
   class Cursor {
    public:
     explicit Cursor(const Pretokenizer& pretokenizer, std::string_view text = {});
     /// Begins another text and keeps the memory for matching.
     void begin(std::string_view text);
-    /// Returns the next piece; empty at the end. Text that the pattern does not match is a piece,
-    /// too, and so is each run of bytes that is not UTF-8. All pieces together are the text.
+    /// Returns the next piece; an empty one at the end. Text that the pattern does not match is
+    /// also a piece, and so is each run of bytes that is not UTF-8. All pieces, concatenated, are
+    /// the text.
     std::string_view next();
 
    private:
@@ -60,9 +62,9 @@ class Pretokenizer {
     struct Delete {
       void operator()(MatchData* data) const;
     };
-    /// Returns the end of a piece from `begin` that is a word of ASCII letters, with or without a
-    /// space before it, followed by another ASCII character or nothing. Returns 0 if there is no
-    /// such piece, so that PCRE2 must match the pattern.
+    /// Returns the end of the piece that begins at `begin`, if this piece is a word of ASCII
+    /// letters, with or without a space before it, and an ASCII character or the end of the text
+    /// follows. Returns 0 if there is no such piece, so that PCRE2 must match the pattern.
     size_t end_of_word(size_t begin) const;
     /// Sets valid_end_ to the end of the valid UTF-8 that begins at `begin`. Reads at most `most`
     /// bytes and one more character.
@@ -72,13 +74,13 @@ class Pretokenizer {
     std::string_view text_;
     size_t at_ = 0, valid_end_ = 0;
     bool limited_ = false;  // whether text after valid_end_ has not been checked
-    size_t found_end_ = 0;  // end of a match after a piece that nothing matched, or 0
+    size_t found_end_ = 0;  // end of the match after a piece that nothing matched; 0: none
     std::unique_ptr<MatchData, Delete> data_;
   };
 
  private:
   std::shared_ptr<void> code_;
-  // Whether each word that Cursor::end_of_word finds is a piece by this pattern.
+  // Whether this pattern makes a piece of each word that Cursor::end_of_word() finds.
   bool finds_words_;
 };
 

@@ -36,7 +36,7 @@ constexpr const char* other_names[]{
     "unk_token",           "sep_token", "cls_token", "mask_token", "additional_special_tokens",
     "extra_special_tokens"};
 
-/// Copies the keys of other_names that `from` has.
+/// Copies the keys in other_names from `from` to `to`, as far as `from` has them.
 void copy_others(const Json& from, Json& to) {
   for (const char* key : other_names) {
     if (from.contains(key) && !from[key].is_null()) to[key] = from[key];
@@ -77,8 +77,8 @@ void check_end_ids(const Json& config, const std::string& where) {
     fail(Exit::data, where, ": eos_token_id is not an integer or a list of integers");
 }
 
-/// Sets end_ids to those of config.json and generation_config.json. Ignores values that are not
-/// integers, because older versions of Lathe saved settings without checking them.
+/// Sets end_ids to the ids that config.json and generation_config.json name. Ignores values that
+/// are not integers, because older versions of Lathe saved settings without checking them.
 void set_end_ids(TokenizerSettings& s, const std::string& where) {
   s.end_ids = s.config_end_ids;
   if (s.generation_config.empty()) return;

@@ -1,5 +1,6 @@
 // Reads and writes the settings of a model's folder that accompany the definition of its tokenizer:
-// the chat template, the names of special tokens, and generation_config.json. No LibTorch header.
+// the chat template, the names of special tokens, and generation_config.json. Includes no LibTorch
+// header.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +14,10 @@ namespace lathe {
 
 /// Settings that are kept unchanged and written to exports. They do not change token ids.
 struct TokenizerSettings {
-  std::string chat_template{};      ///< Jinja; empty: none
+  std::string chat_template{};      ///< chat template in Jinja; empty: none
   std::string templates{};          ///< JSON: the list of named templates; empty: there is no list
   bool from_template_file = false;  ///< whether the template was read from chat_template.jinja
-  bool has_special_tokens = false;  ///< whether the next three are known; an empty one is not used
+  bool has_special_tokens = false;  ///< whether the next three are known; "" is not used
   std::string bos_token{}, eos_token{}, pad_token{};
   /// JSON: an object with the other special tokens of tokenizer_config.json, such as unk_token and
   /// additional_special_tokens; empty: none.
@@ -26,32 +27,32 @@ struct TokenizerSettings {
   /// The ids that end a text, from generation_config.json and config.json together.
   std::vector<int64_t> end_ids{};
 
-  /// Adds the id to the end ids (eos_token_id) of config.json and of generation_config.json. A file
-  /// that names no end ids stays unchanged.
+  /// Adds the id to the end ids (eos_token_id) of config.json and of generation_config.json. Does
+  /// not change a file's settings if they name no end ids.
   void add_end_id(int64_t id);
-  /// Copies the settings that are missing here from `other`.
+  /// Sets each setting that is missing in this object to that of `other`.
   void fill_from(const TokenizerSettings& other);
   bool operator==(const TokenizerSettings&) const = default;
 };
 
-/// Returns the text of the special token `key` in a tokenizer_config.json; "" if it is missing. The
-/// value may be a text or an object with "content"; otherwise throws Exit::data, and `where` begins
-/// the message.
+/// Returns the text of the special token `key` in a tokenizer_config.json; "" if the key is
+/// missing. The value may be a text or an object with "content". For any other value, throws
+/// Exit::data with a message that begins with `where`.
 std::string token_name(const Json& config, const char* key, const std::string& where);
 /// Reads tokenizer_config.json, special_tokens_map.json, chat_template.jinja,
 /// generation_config.json and config.json of a folder, each of which may be missing. Throws
-/// Exit::data for a malformed file; the message names it.
+/// Exit::data for a malformed file; the message names the file.
 TokenizerSettings read_settings(const fs::path& folder);
 /// Adds the settings that are not empty to the object `json`.
 void add_settings(Json& json, const TokenizerSettings& settings);
 /// Returns the settings that add_settings has added to `json`. Throws Exit::data if they are
-/// malformed; `where` begins the message.
+/// malformed; the message begins with `where`.
 TokenizerSettings settings_from_json(const Json& json, const std::string& where);
 
-/// Writes generation_config.json, and chat_template.jinja if the template was read from one,
-/// durably into a folder. Adds any other template and `other_tokens` to `config`, the contents of
-/// the folder's tokenizer_config.json. The caller must add bos_token, eos_token, pad_token and
-/// config_end_ids to their files.
+/// Writes generation_config.json, and chat_template.jinja if the template was read from such a
+/// file, durably into a folder. Adds any other template and `other_tokens` to `config`, the
+/// contents of the folder's tokenizer_config.json. The caller must add bos_token, eos_token,
+/// pad_token and config_end_ids to their files.
 void write_settings(const TokenizerSettings& settings, const fs::path& folder, Json& config);
 
 }  // namespace lathe

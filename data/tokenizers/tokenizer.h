@@ -1,4 +1,4 @@
-// Tokenizers, which convert text to ids and ids to text.
+// Declares Tokenizer, which converts text to ids and ids to text.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +29,12 @@ class Tokenizer {
   /// Exit::data for another kind or a repeated character.
   static Tokenizer from(const std::string& kind, const std::vector<std::string>& vocabulary);
   /// Reads a BPE tokenizer from files (read_bpe), with the settings if `path` is a folder. Throws
-  /// Exit::data if it can't be read. For a GGUF file the error recommends `lathe import`.
+  /// Exit::data if the tokenizer can't be read. For a GGUF file, the message recommends `lathe
+  /// import`.
   static Tokenizer bpe(const fs::path& path);
-  /// Returns the tokenizer that add_to_json has written into an object; the field `kind_key` is its
-  /// kind. Throws Exit::data if it is malformed; `where` begins the message.
+  /// Returns the tokenizer that add_to_json() has written into an object, whose field `kind_key` is
+  /// the tokenizer's kind. Throws Exit::data if the object is malformed; the message begins with
+  /// `where`.
   static Tokenizer from_json(const Json& json, const char* kind_key, const std::string& where);
   /// Writes the definition and the settings into the object `json`, with the kind in its field
   /// `kind_key`.
@@ -46,28 +48,29 @@ class Tokenizer {
   /// Returns the BPE; null for other kinds.
   const BPE* bpe() const { return bpe_.get(); }
   /// Returns the token that ends a document: a BPE's special token <|endoftext|>, <|end_of_text|>
-  /// or </s>, or else the token that ends a text according to the settings, if it does not also end
-  /// a turn of a chat. -1: there is none.
+  /// or </s>. If the BPE has none of these, returns the token that ends a text according to the
+  /// settings, unless that token also ends a turn of a chat. Returns -1 if there is no such token.
   int32_t document_end() const;
-  /// Returns the token that a prompt begins with: a BPE's definition().begin, or -1.
+  /// Returns the token that a prompt begins with: a BPE's definition().begin; -1 for other kinds.
   int32_t prompt_begin() const { return bpe_ ? bpe_->definition().begin : -1; }
   /// Returns whether generation stops at this token, because it ends a document or a turn of a
   /// chat.
   bool ends_text(int64_t id) const;
-  /// Returns the tokens that begin and end a text: those that the settings name, or else those with
-  /// the usual names. All are -1 unless this is a BPE.
+  /// Returns the tokens that begin and end a text: the tokens that the settings name or, if the
+  /// settings name none, those with the usual names. All are -1 unless this is a BPE.
   BoundaryTokens marks() const;
   /// Returns the settings that came with the tokenizer, such as its chat template. They do not
   /// change ids.
   const TokenizerSettings& settings() const { return settings_; }
   /// Replaces the settings.
   void set_settings(TokenizerSettings settings) { settings_ = std::move(settings); }
-  /// Returns whether both have the same kind and definition, so that they give every text the same
-  /// ids. Settings are not compared.
+  /// Returns whether both tokenizers have the same kind and definition, so that they give every
+  /// text the same ids. Settings are not compared.
   bool operator==(const Tokenizer& other) const;
 
-  /// Returns the ids of `text`. A BPE encodes the text of a special token as that token. Throws an
-  /// error with exit code `code` that names the character if one is not in the vocabulary.
+  /// Returns the ids of `text`. A BPE encodes the text of a special token as that token. If a
+  /// character is not in the vocabulary, throws an error with exit code `code` that names the
+  /// character.
   std::vector<int64_t> encode(std::string_view text, Exit code = Exit::data) const;
   /// Returns the text of ids; an id without a character becomes U+FFFD.
   std::string decode(const std::vector<int64_t>& ids) const;

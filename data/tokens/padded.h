@@ -21,23 +21,24 @@ class PaddedItems {
   /// Returns the number of rows that an item takes in a batch. The n-th of the N items of a batch
   /// has rows n, n + N, n + 2 N, ...
   virtual int64_t rows() const { return 1; }
-  /// Returns an item's term in the divisor of the mean loss: its number of targets that are not
-  /// -100, or 1 for a preference pair.
+  /// Returns what an item adds to the divisor of the mean loss: the number of its targets that are
+  /// not -100, or 1 for a preference pair.
   virtual int64_t targets(int64_t item, int64_t window) const = 0;
-  /// Writes the rows of an item into `buffers`: inputs and targets [B, T]. The item is the n-th of
-  /// the `items` of the batch. Throws Exit::data for an id that is not below `vocab_size`.
+  /// Writes the rows of an item into `buffers`: inputs and targets [B, T]. `n` is the item's index
+  /// among the `items` items of the batch. Throws Exit::data for an id that is not below
+  /// `vocab_size`.
   virtual void put(int64_t item, const std::vector<at::Tensor>& buffers, int64_t n, int64_t items,
                    int64_t vocab_size) const = 0;
 };
 
-/// Writes row `row` of the inputs and targets [B, T] in `buffers`. The inputs are all but the last
-/// of up to T + 1 ids. The targets are all but the first of `targets`, which has the same ids, or
-/// -100 where a token does not count toward the loss. Pads the row with inputs of 0 and targets of
-/// -100.
+/// Writes row `row` of the inputs and targets [B, T] in `buffers`. `ids` has up to T + 1 ids, and
+/// the inputs are all but the last of them. `targets` has the same ids, except for -100 where a
+/// token does not count toward the loss; all but the first of them are the row's targets. Pads the
+/// row with inputs of 0 and targets of -100.
 void put_padded(const std::vector<int64_t>& ids, const std::vector<int64_t>& targets,
                 const std::vector<at::Tensor>& buffers, int64_t row);
 
-/// Returns training batches; the items must outlive them. A keyed permutation orders the items of
+/// Returns training batches; `items` must outlive them. A keyed permutation orders the items of
 /// each epoch. Epochs are concatenated, so a batch may contain items of two epochs.
 std::unique_ptr<TrainingBatches> padded_training(const PaddedItems& items, const BatchSizes& sizes,
                                                  uint64_t seed);
@@ -47,8 +48,8 @@ std::unique_ptr<EvaluationBatches> padded_evaluation(const PaddedItems& items,
                                                      const BatchSizes& sizes, int64_t batches,
                                                      at::Device device);
 
-/// The documents of a split, each with the token that ends it. Documents that are longer than a
-/// window are truncated to it.
+/// The documents of a split, each with the token that ends it. A document that is longer than a
+/// window is truncated to the window.
 class PaddedDocuments final : public PaddedItems {
  public:
   /// Reads all tokens of the split, which must outlive this object. Documents of fewer than two

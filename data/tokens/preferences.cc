@@ -12,8 +12,7 @@ namespace {
 /// The pairs of a split.
 class Pairs final : public PaddedItems {
  public:
-  /// Finds the rows of the pairs. Throws Exit::data if their number is not even, or if there are
-  /// none.
+  /// Finds the rows of the pairs. Throws Exit::data if the number of rows is odd or 0.
   Pairs(const TokenFile& tokens, const std::string& where) : tokens_(tokens) {
     begins_ = tokens.begins();
     if (begins_.empty() || begins_[0] != 0 || begins_.size() % 2 != 0)
@@ -57,7 +56,7 @@ class Pairs final : public PaddedItems {
  private:
   struct Row {
     std::vector<int64_t> ids, targets;
-    int64_t prompt = 0;  // number of tokens before the first one that counts toward the loss
+    int64_t prompt = 0;  // number of tokens before the first token that counts toward the loss
   };
   int64_t length(int64_t row) const {
     const auto i = static_cast<size_t>(row);
@@ -76,7 +75,7 @@ class Pairs final : public PaddedItems {
   }
 
   const TokenFile& tokens_;
-  std::vector<int64_t> begins_;  // the beginning of each row, and the end of the last one
+  std::vector<int64_t> begins_;  // the beginning of each row, and the end of the last row
 };
 
 class PreferenceData final : public Data {
@@ -133,7 +132,7 @@ std::unique_ptr<Data> open_preferences(const DataConfig& config) {
   const DataConfig initial;
   if (config.documents != initial.documents || config.packing != initial.packing)
     fail(Exit::usage, "data.documents and data.packing have no effect on ", config.dir,
-         ", which holds preferences: each answer is a row of its own; leave them out");
+         ", which holds preferences: each answer has a separate row; leave them out");
   return std::make_unique<PreferenceData>(config);
 }
 

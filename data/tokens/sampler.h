@@ -11,7 +11,7 @@
 
 namespace lathe {
 
-/// Chooses the windows of one split of token data.
+/// Chooses the windows of one split of a folder of token data.
 class WindowSampler {
  public:
   /// Creates a sampler for a split of `tokens` tokens. Requires tokens > block_size >= 1.
@@ -26,8 +26,9 @@ class WindowSampler {
   uint64_t offset_range_, seed_;
 };
 
-/// Chooses the source of each window of a mixture, a pure function of (seed, n). In every round of
-/// 65536 windows the sources have exactly their shares, in a keyed order.
+/// Chooses the source of each window of a mixture. The source of the n-th window is a pure function
+/// of (seed, n). In every round of 65536 windows, each source has exactly its share of the windows,
+/// in a keyed order.
 class MixtureSampler {
  public:
   /// Requires weights that are not negative, and at least one that is positive. A source with a
@@ -36,7 +37,7 @@ class MixtureSampler {
   /// A window of the mixture.
   struct Place {
     size_t source;
-    int64_t index;  ///< index of the window among those of its source, from 0
+    int64_t index;  ///< index of the window among the windows of its source, from 0
   };
   /// Returns the n-th window since the start of training.
   Place operator()(int64_t n) const;
@@ -46,9 +47,10 @@ class MixtureSampler {
   uint64_t seed_;
 };
 
-/// Returns the i-th of `count` indices below `size`, ascending and spread evenly: one in each of
-/// `count` equal parts, at a pseudorandom position in the part, so that the indices do not follow a
-/// period of the data. The same arguments give the same index. Requires i < count <= size.
+/// Returns the i-th of `count` indices below `size`, ascending and spread evenly. Each of `count`
+/// equal parts of the range has one index, at a pseudorandom position in the part, so that the
+/// indices do not follow a period of the data. The same arguments always give the same index.
+/// Requires i < count <= size.
 int64_t spread_index(int64_t i, int64_t count, int64_t size);
 
 }  // namespace lathe

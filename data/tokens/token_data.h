@@ -1,4 +1,5 @@
-// Token shards as data for language models: windows of a long sequence, or one document per row.
+// Opens token shards as data for language models: as windows of a long sequence, or with one
+// document per row.
 #pragma once
 
 #include "data/data.h"
@@ -11,8 +12,8 @@ namespace lathe {
 
 class TokenData final : public Data {
  public:
-  /// Opens the splits that exist in a folder. Throws Exit::data if there are none, and Exit::usage
-  /// if `config` needs a token between documents and none is known.
+  /// Opens the splits that exist in a folder. Throws Exit::data if there are no splits, and
+  /// Exit::usage if `config` needs a token between documents and no such token is known.
   explicit TokenData(const fs::path& folder, const DataConfig& config = {});
   TokenData(const TokenData&) = delete;
   TokenData& operator=(const TokenData&) = delete;
@@ -45,13 +46,13 @@ class TokenData final : public Data {
   DatasetInfo facts_;
   WindowOptions windows_;
   int64_t document_end_ = -1;  // -1 unless data.documents = separate or data.packing = examples
-  std::optional<PaddedDocuments> train_documents_, val_documents_;  // data.packing = examples
+  std::optional<PaddedDocuments> train_documents_, val_documents_;  // for data.packing = examples
 };
 /// Opens the token data in data.dir. Throws the errors of check_token_keys and of TokenData.
 std::unique_ptr<Data> open_tokens(const DataConfig& config);
 /// Throws Exit::usage if `config` has keys for examples, keys for mixtures although `mixes` is
-/// false, data.packing = "examples" although `mixes` is true, or keys about documents that have no
-/// effect together.
+/// false, data.packing = "examples" although `mixes` is true, or two keys about documents of which
+/// one makes the other ineffective.
 void check_token_keys(const DataConfig& config, bool mixes);
 
 }  // namespace lathe

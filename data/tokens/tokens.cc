@@ -37,7 +37,7 @@ std::vector<fs::path> find_shards(const fs::path& folder, const std::string& spl
     if (set_of(path) == set_of(found[0])) continue;
     fail(Exit::data, folder.string(), " holds shards of more than one data set (",
          found[0].filename().string(), ", ", path.filename().string(),
-         "); give each a folder of its own");
+         "); put each data set into a separate folder");
   }
   return found;
 }
@@ -81,7 +81,7 @@ void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expect
   const auto bytes = shard.file.bytes();
   size_t header = 0;
   int32_t words[3]{};
-  // A raw shard may be shorter than llm.c's header; `words` are 0 then.
+  // A raw shard may be shorter than llm.c's header; in that case, `words` stay 0.
   if (bytes.size() >= llmc_header_bytes) std::memcpy(words, bytes.data(), sizeof words);
   const bool llmc16 = words[0] == 20240520 && words[1] == 1,
              llmc32 = words[0] == 20240801 && words[1] == 7;

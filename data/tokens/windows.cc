@@ -12,7 +12,7 @@ namespace {
 
 /// Makes and fills the host tensors of a batch of windows, and converts them to a Batch. The first
 /// tensor has ids [rows, T + 1]. Targets [rows, T] follow if some ids do not count toward the loss,
-/// and then Batch::starts [rows, T] if documents are separate.
+/// and after these Batch::starts [rows, T] if documents are separate.
 class WindowLayout {
  public:
   WindowLayout(const std::vector<WindowSource>& sources, const WindowOptions& kind) : kind_(kind) {
@@ -37,8 +37,8 @@ class WindowLayout {
     if (marked_) tokens.read_targets(begin + 1, t, row_of(1));
     if (!kind_.document_end) return;
 
-    // The token between two documents belongs to the second one. The first document of a window
-    // starts at position 0, even if it began before the window.
+    // The token between two documents belongs to the second document. The first document of a
+    // window starts at position 0, even if it began before the window.
     int64_t* starts = row_of(buffers.size() - 1);
     for (int64_t i = 0, start = 0; i < t; ++i) {
       if (ids[i] == *kind_.document_end) start = i;
@@ -112,8 +112,9 @@ class Windows final : public TrainingBatches {
   std::optional<MixtureSampler> mixture_;
 };
 
-/// The windows of all sources in order: all of them, or a sample that is spread evenly over the
-/// complete ones. The remainder of a source, shorter than a window, is a separate batch.
+/// The windows of all sources in order, or a sample that is spread evenly over the complete
+/// windows. If the last window of a source is shorter than the other windows, it is a separate
+/// batch.
 class EvaluationWindows final : public EvaluationBatches {
  public:
   EvaluationWindows(const std::vector<WindowSource>& sources, const BatchSizes& sizes,
@@ -134,7 +135,7 @@ class EvaluationWindows final : public EvaluationBatches {
   bool next(Batch& batch) override {
     if (at_ == count_) return false;
 
-    // Rows of a batch have the same source and length.
+    // All rows of a batch must have the same source and length.
     std::vector<Window> rows{window(at_)};
     for (++at_; at_ < count_ && std::ssize(rows) < sizes_.batch_size; ++at_) {
       const Window w = window(at_);

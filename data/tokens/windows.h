@@ -26,19 +26,19 @@ struct WindowSource {
 /// Defines what windows have in addition to inputs and targets.
 struct WindowOptions {
   /// If set, batches have Batch::starts, and this is the id of the token between two documents. The
-  /// token belongs to the second one.
+  /// token belongs to the second document.
   std::optional<int64_t> document_end{};
 };
 
-/// Returns training windows; the token files of the sources must outlive them.
+/// Returns the batches of training windows; the token files of the sources must outlive the result.
 std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource>& sources,
                                                   const BatchSizes& sizes, uint64_t seed,
                                                   const WindowOptions& kind);
 /// Returns the batches of an evaluation. They cover all tokens of each source in turn, in windows
 /// that do not overlap; the last window of a source may be shorter. If `batches` is not 0 and there
-/// are enough windows, they are only a sample of `batches` times `sizes.batch_size` windows, spread
-/// evenly over the tokens of all sources. All rows of a batch have the same source and length, so
-/// several sources can give more batches. The token files must outlive the result.
+/// are enough windows, the batches cover only a sample of `batches` times `sizes.batch_size`
+/// windows, spread evenly over the tokens of all sources. All rows of a batch have the same source
+/// and length, so several sources can give more batches. The token files must outlive the result.
 std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources,
                                                       const BatchSizes& sizes, int64_t batches,
                                                       at::Device device, const WindowOptions& kind);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Converts a header for Doxygen: filter.py HEADER. A // comment directly above declarations becomes
-the comment of all of them, up to the next empty line. The // comment at the top becomes that of the
-file. A LATHE_FIELD becomes a member whose comment is the text of the field."""
+the comment of all these declarations, up to the next empty line. The // comment at the top becomes
+the comment of the file. A LATHE_FIELD becomes a member whose comment is the text of the field."""
 import re
 import sys
 

@@ -1,5 +1,4 @@
-// A custom model in Lathe's trainer. This program has every command of `lathe`, and one more kind
-// of model.
+// Adds a custom model kind to Lathe's trainer. This program has every command of `lathe`.
 #include "lathe/autograd/recompute.h"
 #include "lathe/nn/layers.h"
 #include "lathe/nn/models/model.h"
@@ -47,8 +46,8 @@ struct Maxout {
       layers.emplace_back(config, i == 0 ? features : config.n_hidden);
     head = Linear(config.n_hidden, sizes.outputs, /*with_bias=*/true);
   }
-  /// Blocks that run_blocks() runs can be recomputed (memory.recompute) and sharded among processes
-  /// (dist.shard).
+  /// Maps x [B, ...] to [B, outputs]. Blocks that run_blocks() runs can be recomputed
+  /// (memory.recompute) and sharded among processes (dist.shard).
   Variable operator()(const Variable& x) const {
     return head(run_blocks(layers, reshape(x, {x.size(0), -1})));
   }

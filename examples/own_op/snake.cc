@@ -10,7 +10,7 @@ namespace {
 
 using namespace lathe;
 
-constexpr int64_t grain = 1 << 12;  // fewer elements are not worth another thread
+constexpr int64_t grain = 1 << 12;  // a thread does not pay off for fewer elements
 
 template <class T>
 void snake_cpu(const T* x, T* y, int64_t n, double a) {

@@ -1,5 +1,5 @@
-// A custom data kind, task and transform in Lathe's trainer. This program has every command of
-// `lathe`, and learns to predict the next number of a series with its uncertainty.
+// Adds a custom data kind, task and transform to Lathe's trainer. This program has every command of
+// `lathe`, and learns to predict the next number of a series and the uncertainty of the prediction.
 //   ./own_task series load.txt --out data/load --window 24
 //   ./own_task train series.toml --data.dir=data/load
 #include "lathe/train/commands/cli.h"
@@ -9,10 +9,10 @@
 
 using namespace lathe;
 
-/// The transform's keys: the section [start] of a config.
+/// The keys of the transform, which are the section [start] of a config.
 struct StartConfig {
   LATHE_FIELD(std::string, zero, "",
-              "Parameters that start at zero, as a pattern of paths such as head.*. Empty: none.",
+              "Pattern of the paths of parameters that start at zero, such as head.*. Empty: none.",
               anything().fixed())
 };
 
@@ -35,8 +35,8 @@ int main(int argc, char** argv) {
 
   add_command({.name = "series",
                .usage = "FILE --out FOLDER [--window N]",
-               .doc = "Prepare data from a text file of numbers: windows of N, each with the "
-                      "number that follows it.",
+               .doc = "Prepare data from a text file of numbers: windows of N numbers, each "
+                      "with the number that follows the window.",
                .examples = {"series load.txt --out data/load",
                             "series load.txt --out data/load --window 48"},
                .flags = {{"out", "Write the data to this folder. Default: data."},

@@ -1,4 +1,5 @@
-// The task: quantiles by the pinball loss. Koenker and Bassett 1978, "Regression quantiles".
+// Implements the task, which predicts quantiles with the pinball loss. Koenker and Bassett 1978,
+// "Regression quantiles".
 #include <ATen/ops/tensor.h>
 
 #include "lathe/autograd/ops.h"

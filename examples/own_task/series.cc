@@ -1,5 +1,5 @@
-// The data kind: float32 numbers in series.f32, and manifest.json, which has the number of values
-// in a window.
+// Implements the data kind. A data folder has float32 numbers in series.f32, and the number of
+// values in a window in manifest.json.
 #include <ATen/ops/empty.h>
 
 #include <fstream>
@@ -28,7 +28,7 @@ class Series final : public Data {
     const auto size = static_cast<int64_t>(file_.bytes().size() / sizeof(float));
     windows_ = size - window_;
     if (window_ < 1 || windows_ < 10)
-      fail(Exit::data, where, ": ", size, " numbers for windows of ", window_);
+      fail(Exit::data, where, ": ", size, " numbers are too few for windows of ", window_);
     train_size_ = windows_ * 4 / 5;
     facts_.task = "quantiles";
     facts_.input_sizes = {window_};

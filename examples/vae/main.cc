@@ -67,7 +67,7 @@ int main() {
   for (int64_t i = 0; i < pixels; ++i)
     std::cout << (drawn.data()[0][i].item<double>() > 0.5 ? "#" : ".")
               << ((i + 1) % side == 0 ? "\n" : "");
-  // The 16 possible images have an entropy of 2.8 nats, the least expected loss. A model of
-  // independent pixels would have a loss of 24.
+  // The 16 possible images have an entropy of 2.8 nats, which is the lowest possible expected loss.
+  // A model of independent pixels would have a loss of 24.
   return loss < 8 ? 0 : 1;
 }

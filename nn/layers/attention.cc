@@ -101,8 +101,8 @@ at::Tensor Rotary::frequencies(at::Device device) const {
                std::log(scaling.original_context / (waves * 2 * M_PI)) / (2 * std::log(base));
       };
 
-      // Pairs below `first` rotate fast and keep their frequency, the frequency of those above
-      // `last` is divided by the factor, and those between are blended.
+      // Pairs below `first` rotate fast and keep their frequencies. The frequencies of pairs above
+      // `last` are divided by the factor. The frequencies of pairs in between are blended.
       double first = pair_of(scaling.high), last = pair_of(scaling.low);
       if (scaling.truncate) {
         first = std::floor(first);
@@ -115,8 +115,9 @@ at::Tensor Rotary::frequencies(at::Device device) const {
       return plain * (1 - slowed + slowed / scaling.factor);
     }
   }
-  // llama3: blend by the number of rotations within the original context. The frequency of pairs
-  // with `low` or fewer rotations is divided by the factor; pairs with `high` or more keep theirs.
+  // llama3 blends by the number of rotations within the original context. The frequency of pairs
+  // with `low` or fewer rotations is divided by the factor; pairs with `high` or more keep their
+  // frequencies.
   const at::Tensor waves = plain * (scaling.original_context / (2 * M_PI));
   const at::Tensor kept = ((waves - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1);
   return plain * (kept + (1 - kept) / scaling.factor);
@@ -155,8 +156,8 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
   ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
   call.input(x_BTC, "B T C");
   call.input("residual", residual, "B T C");
-  // In a divided block, x has only some of the positions, and the table has all of them, so the
-  // shape of the table is not checked.
+  // In a block whose positions are divided among processes, x has only some of the positions, but
+  // the table has all of them. The shape of the table is therefore not checked.
   if (rope_table.defined() && mode().sequence_part == nullptr)
     call.input("rope_table", rope_table, rope_table.dim() == 3 ? "B T D" : "T D");
   const bool adapted = q.has_adapter() || k.has_adapter() || v.has_adapter();
@@ -248,7 +249,7 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
   options.is_causal = mask.causal;
   options.dropout = drop.p;
   options.stream = drop.stream;
-  // AttentionOptions has one mask. A bool mask is true where a query may see a key; in a
+  // AttentionOptions has only one mask. A bool mask is true where a query may see a key; in a
   // floating-point mask, -infinity hides a key.
   if (added.defined() && unseen.defined())
     options.mask = Variable(added.masked_fill(unseen, -std::numeric_limits<double>::infinity()));

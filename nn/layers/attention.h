@@ -31,22 +31,23 @@ struct CausalSelfAttention {
   }
 };
 
-/// How the angles of rotary positions are changed for contexts longer than those of training.
+/// Options that change the angles of rotary positions for contexts longer than in training.
 struct RotaryScaling {
   /// linear: every angle is divided by `factor` (Chen et al. 2023, "Extending context window ...
   /// via positional interpolation"). llama3: angles with wavelengths above original_context / low
-  /// are divided by `factor`, those below original_context / high stay, and those between are
-  /// blended (Llama 3.1). yarn: the blend is linear in the index of the pair, from the pair with
-  /// `high` waves in original_context to that with `low`, and cosines and sines are multiplied by
-  /// `attention_factor`; 0 stands for 0.1 ln(factor) + 1 (Peng et al. 2023, "YaRN").
+  /// are divided by `factor`, angles with wavelengths below original_context / high stay, and
+  /// angles in between are blended (Llama 3.1). yarn: the blend is linear in the index of the pair,
+  /// from the pair with `high` waves in original_context to the pair with `low` waves. Cosines and
+  /// sines are multiplied by `attention_factor`, where 0 stands for 0.1 ln(factor) + 1 (Peng et al.
+  /// 2023, "YaRN").
   enum class Kind : uint8_t { none, linear, llama3, yarn } kind = Kind::none;
   double factor = 1, low = 1, high = 4, original_context = 8192, attention_factor = 0;
-  bool truncate = true;  ///< yarn: whether the indices of both pairs are rounded outward
+  bool truncate = true;  ///< whether yarn rounds the indices of both ends of the blend outward
 };
 
 /// Rotary positions: rotates the pair of channels (i, i + D / 2) at position t by the angle t
 /// base^(-2 i / D), so that the dot product of a query and a key depends on their distance. Su et
-/// al. 2021, with pairs taken from two halves as in GPT-NeoX and LLaMA.
+/// al. 2021, with one channel of a pair from each half, as in GPT-NeoX and LLaMA.
 struct Rotary {
   int64_t width = 0;  ///< D, even
   double base = 10000;
@@ -59,8 +60,8 @@ struct Rotary {
   /// Returns the table that rotate() takes, of cosines and sines: float64 [..., D] for positions
   /// int64 [...].
   at::Tensor rope_table(const at::Tensor& places) const;
-  /// Returns the angle of each pair at position 1: float64 [D / 2]. Computed on the device that
-  /// uses it, since a copy from the CPU would make a step wait for the GPU.
+  /// Returns the angle of each pair at position 1: float64 [D / 2]. Computes the angles on the
+  /// device that uses them, since a copy from the CPU would make a step wait for the GPU.
   at::Tensor frequencies(at::Device device = at::kCPU) const;
 };
 
@@ -69,11 +70,11 @@ struct Rotary {
 /// values, R = H D, G = K D.
 struct GroupedQueryAttention {
   Linear q, k, v, proj;
-  /// Norms of queries and keys before rotation: of each head (Henry et al. 2020; Qwen 3), or of all
-  /// heads together (OLMo 2).
+  /// Norms of queries and keys before rotation; nullopt: none. A norm spans each head by itself
+  /// (Henry et al. 2020; Qwen 3), or all heads together (OLMo 2).
   std::optional<RMSNorm> q_norm, k_norm;
   int64_t heads = 1, kv_heads = 1;
-  ScoreOptions scores{};  ///< set it after construction
+  ScoreOptions scores{};  ///< options of the attention scores; set them after construction
 
   GroupedQueryAttention() = default;
   /// Heads have `width` channels, and kv_heads must divide heads. `bias` is for q, k and v. With
@@ -96,26 +97,26 @@ struct GroupedQueryAttention {
   }
 };
 
-/// Which positions attention must not see.
+/// Selects the positions that attention must not see.
 struct AttentionMask {
   bool causal = false;   ///< hides later positions; needs T = S
   at::Tensor hidden{};   ///< bool [T, S] or [B, T, S], true where hidden; or floating point, which
                          ///< is added to the scores
-  at::Tensor padding{};  ///< bool [B, S], true for positions that are hidden from all
+  at::Tensor padding{};  ///< bool [B, S], true for keys that are hidden from all queries
 };
 
 /// Scaled dot-product attention of projected queries, keys and values. Vaswani et al. 2017;
-/// torch.nn's MultiheadAttention, batch first. If a query sees no keys, the input of `out_proj` is
-/// zeros for it; in torch, it is NaN.
+/// torch.nn's MultiheadAttention, batch first. If a query sees no keys, `out_proj` gets zeros for
+/// this query; in torch, it gets NaN.
 struct MultiHeadAttention {
   Linear q, k, v, out_proj;
-  Dropout drop;                  ///< on the probabilities
+  Dropout drop;                  ///< dropout on the attention probabilities
   std::optional<Rotary> rotary;  ///< rotates queries and keys; set it after construction
   int64_t heads = 1;
 
   MultiHeadAttention() = default;
-  /// `heads` must divide `channels`. Keys and values have `channels` channels unless stated
-  /// otherwise.
+  /// `heads` must divide `channels`. Keys and values have `channels` channels unless key_channels
+  /// and value_channels give other numbers.
   MultiHeadAttention(int64_t channels, int64_t heads, bool bias = true, double dropout = 0,
                      std::optional<int64_t> key_channels = std::nullopt,
                      std::optional<int64_t> value_channels = std::nullopt);

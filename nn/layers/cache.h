@@ -1,11 +1,11 @@
 // A cache of keys and values (Pope et al. 2022, "Efficiently scaling transformer inference",
 // section 3.3), so that a forward pass computes only the new tokens of a text. Attention modules
-// write into it and read from it. A model with such attention declares `static constexpr bool
-// caches_keys = true`.
+// write into the cache and read from it. A model whose attention uses a cache declares `static
+// constexpr bool caches_keys = true`.
 //
 // A model has the same forward pass with and without a cache. Models without `caches_keys`
-// recompute the complete window for each token. Beyond the context length, every model does this,
-// because the first token of the window changes, and with it every key.
+// recompute the complete window for each token. Beyond the context length, every model recomputes
+// the window, because the first token of the window changes, and with it every key.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +34,7 @@ class KeyValueCache {
   /// Drops all but the first `length` tokens of a text.
   void truncate(int64_t text, int64_t length);
 
-  // For modules, within a Use.
+  // Modules call the functions below while a Use exists.
   /// Returns the positions of the t new tokens of each row in its text: int64 [B, t] on `device`.
   at::Tensor position_ids(int64_t t, at::Device device) const;
   /// Caches k and v, and computes causal attention of the new tokens to the cached tokens and to
@@ -44,9 +44,9 @@ class KeyValueCache {
   Variable attend(const void* layer, const Variable& q, const Variable& k, const Variable& v,
                   int64_t heads, int64_t kv_heads, const ScoreOptions& scores = {});
 
-  /// While alive, no graph is recorded, and the forward passes of this thread take the next tokens
-  /// of `texts`: one row for each text, with the same number of tokens in each row. Call commit()
-  /// after all layers have computed these tokens.
+  /// While this object exists, no graph is recorded, and the forward passes of this thread take the
+  /// next tokens of `texts`: one row for each text, with the same number of tokens in each row.
+  /// Call commit() after all layers have computed these tokens.
   class Use : ModeGuard {
    public:
     Use(KeyValueCache& cache, std::vector<int64_t> texts);

@@ -10,7 +10,8 @@ namespace lathe {
 
 /// A layer that holds filters and applies conv2d(): x [B, in, H, W] -> [B, out, H', W'].
 struct Conv2d {
-  Variable weight, bias;  ///< [out, in / groups, kernel.h, kernel.w]; [out] or undefined
+  /// weight [out, in / groups, kernel.h, kernel.w]; bias [out], undefined if there is none
+  Variable weight, bias;
   Conv2dOptions options;
 
   Conv2d() = default;
@@ -26,7 +27,7 @@ struct Conv2d {
 
 /// A layer that holds filters and applies conv1d(): x [B, in, L] -> [B, out, L'].
 struct Conv1d {
-  Variable weight, bias;  ///< [out, in / groups, kernel]; [out] or undefined
+  Variable weight, bias;  ///< [out, in / groups, kernel]; [out], undefined if there is none
   Conv1dOptions options;
 
   Conv1d() = default;

@@ -13,7 +13,7 @@ at::Tensor token_positions(int64_t t, at::Device device) {
   const at::Tensor starts = document_starts();
   if (part == nullptr && !starts.defined()) return {};
 
-  const int64_t whole = part == nullptr ? t : t * part->parts;  // positions of a row
+  const int64_t whole = part == nullptr ? t : t * part->parts;  // positions of a complete row
   const at::Tensor in_row =
       own_positions(at::arange(whole, at::TensorOptions(at::kLong).device(device)).unsqueeze(0));
   return starts.defined() ? in_row - starts : in_row.squeeze(0);

@@ -29,8 +29,8 @@ EmbeddingBag::EmbeddingBag(int64_t rows, int64_t channels, BagMode bag_,
                            std::optional<int64_t> padding_)
     : weight(new_parameter({rows, channels})), bag(bag_), padding(padding_) {}
 
-// Adds each row to its bag, or, for BagMode::max, takes the maximum over the slice of rows of each
-// bag. Callers must pass rows in the order of their bags.
+// Sums or averages the rows of each bag. BagMode::max takes the maximum over the slice of each
+// bag's rows, so callers must pass rows in the order of their bags.
 Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, int64_t bags,
                               const Variable& scales_N) const {
   LATHE_CHECK(!scales_N.defined() || bag == BagMode::sum,
@@ -72,7 +72,7 @@ Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, 
   Variable sums = index_backward(rows, {bag_of}, sizes);
   if (bag == BagMode::sum) return sums;
 
-  // clamp_min keeps empty bags at 0 / 1.
+  // clamp_min makes the mean of an empty bag 0 / 1.
   return sums / Variable(rows_of_bags().clamp_min(1).unsqueeze(1).to(sums.dtype()));
 }
 

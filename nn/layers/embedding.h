@@ -27,7 +27,7 @@ enum class BagMode : uint8_t { sum, mean, max };
 struct EmbeddingBag {
   Variable weight;  ///< [rows, C]
   BagMode bag = BagMode::mean;
-  std::optional<int64_t> padding;  ///< an id that is ignored, also in a mean
+  std::optional<int64_t> padding;  ///< an id that is ignored and does not count in a mean
 
   EmbeddingBag() = default;
   EmbeddingBag(int64_t rows, int64_t channels, BagMode bag = BagMode::mean,

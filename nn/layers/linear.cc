@@ -27,8 +27,8 @@ Variable Linear::operator()(const Variable& x, const Variable& residual) const {
     return call.result(has_adapter() ? y + adapted(x) : y, "... O");
   }
 
-  // Magnitudes scale the product without the bias. If the inputs are cut, each rank has the
-  // complete bias and residual, which are added after the sum.
+  // Magnitudes scale the matrix product before the bias is added. If the inputs are cut, each rank
+  // has the complete bias and residual, which are added after the sum over the ranks.
   Variable z = with_input(x, [this](const Variable& in) { return linear(in, weight); });
   if (is_cut(weight, 1)) z = output_of_cut_inputs(z);
   if (has_adapter()) z = z + adapted(x);

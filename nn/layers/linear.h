@@ -11,18 +11,19 @@
 
 namespace lathe {
 
-/// y = x W^T + b, plus lora_scale (x A^T) B^T with an adapter. x [..., in] -> [..., out].
+/// Computes y = x W^T + b, plus lora_scale (x A^T) B^T if the layer has an adapter. x [..., in] ->
+/// [..., out].
 ///
-/// With magnitudes m, each row of the weight W + lora_scale B A is scaled to the norm that m holds
-/// for it; the gradient treats the rows' norms before scaling as constants. Liu et al. 2024,
-/// "DoRA".
+/// If the layer has magnitudes m, each row of the weight W + lora_scale B A is scaled to the norm
+/// that m holds for it; the gradient treats the rows' norms before scaling as constants. Liu et al.
+/// 2024, "DoRA".
 ///
 /// If tensor ranks have parts of the weight (dist/tensor_ranks.h), `out` or `in` is this rank's
-/// part: a weight that is cut along its outputs takes the complete x and returns a part of y; one
-/// that is cut along its inputs takes a part of x and returns the complete y. Of an adapter, B is
-/// cut if the outputs are, and A if the inputs are.
+/// part: a layer that is cut along its outputs takes the complete x and returns a part of y; a
+/// layer that is cut along its inputs takes a part of x and returns the complete y. An adapter's B
+/// is cut if the outputs are cut, and its A is cut if the inputs are cut.
 struct Linear {
-  Variable weight, bias;  ///< [out, in]; [out] or undefined
+  Variable weight, bias;  ///< [out, in]; [out], undefined if there is none
   Role role = Role::weight;
   /// A [rank, in] and B [out, rank]; undefined without an adapter. Hu et al. 2021, "LoRA".
   Variable lora_a, lora_b;
@@ -40,7 +41,8 @@ struct Linear {
   auto with_input(const Variable& x, const F& f) const {
     return is_cut(weight, 0) ? with_input_of_cut_outputs(x, f) : f(x);
   }
-  /// Returns whether calls add an adapter: there is one, and Mode::adapters does not disable it.
+  /// Returns whether calls of this layer add an adapter's term: the layer has an adapter, and
+  /// Mode::adapters does not disable it.
   bool has_adapter() const { return lora_a.defined() && mode().adapters; }
   /// Adds an adapter whose matrices have the device and dtype of `options`, and are zero until they
   /// are initialized. They have the sizes of the complete layer, even if the weight is a part.

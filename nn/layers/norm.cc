@@ -56,7 +56,7 @@ Variable GroupNorm::operator()(const Variable& x) const {
   const char* const specs[]{"B C", "B C L", "B C H W", "B C D H W"};
   const int64_t dims = x.defined() ? x.dim() : 2;
   LATHE_CHECK(dims >= 2 && dims <= 5, call.text(),
-              ": expected an input of 2 to 5 dims, got one of ", dims);
+              ": expected an input of 2 to 5 dims, but its number of dims is ", dims);
   const char* shape = specs[dims - 2];
   call.input(x, shape);
   return call.result(normalize(x), shape);

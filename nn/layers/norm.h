@@ -8,9 +8,9 @@
 
 namespace lathe {
 
-/// layer_norm() over the last dim. Ba, Kiros and Hinton 2016.
+/// Applies layer_norm() over the last dim. Ba, Kiros and Hinton 2016.
 struct LayerNorm {
-  Variable weight, bias;  ///< [C]; bias may be undefined
+  Variable weight, bias;  ///< [C]; bias is undefined if the norm has none
   double eps = 1e-5;
 
   LayerNorm() = default;
@@ -24,7 +24,7 @@ struct LayerNorm {
   }
 };
 
-/// rms_norm() over the last dim. Zhang and Sennrich 2019.
+/// Applies rms_norm() over the last dim. Zhang and Sennrich 2019.
 struct RMSNorm {
   Variable weight;  ///< [C]
   double eps = 1e-5;
@@ -76,9 +76,9 @@ struct InstanceNorm2d : GroupNorm {
 
 /// The common part of BatchNorm1d and BatchNorm2d. In training it uses the statistics of the batch,
 /// which must have at least two values per channel. It also moves the running statistics towards
-/// them by `momentum`, with the unbiased variance, as in torch. Each micro-batch of a step updates
-/// the running statistics, but a recomputed forward pass does not (RestoreRngState). Outside
-/// training it uses the running statistics.
+/// the batch's statistics by `momentum`, with the unbiased variance, as in torch. Each micro-batch
+/// of a step updates the running statistics, but a recomputed forward pass does not
+/// (RestoreRngState). Outside training it uses the running statistics.
 struct BatchNorm {
   Variable weight, bias;                 ///< [C]
   at::Tensor running_mean, running_var;  ///< [C], buffers

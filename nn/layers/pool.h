@@ -10,7 +10,7 @@
 
 namespace lathe {
 
-/// max_pool2d(). x [B, C, H, W] -> [B, C, H', W'].
+/// Applies max_pool2d(): x [B, C, H, W] -> [B, C, H', W'].
 struct MaxPool2d {
   Pair kernel;
   std::optional<Pair> stride = std::nullopt;  ///< by default windows are adjacent
@@ -18,7 +18,7 @@ struct MaxPool2d {
   bool ceil_mode = false;  ///< allow a last window that extends beyond the padding
   Variable operator()(const Variable& x_BCHW) const;
 };
-/// avg_pool2d(). x [B, C, H, W] -> [B, C, H', W'].
+/// Applies avg_pool2d(): x [B, C, H, W] -> [B, C, H', W'].
 struct AvgPool2d {
   Pair kernel;
   std::optional<Pair> stride = std::nullopt;
@@ -27,13 +27,13 @@ struct AvgPool2d {
   bool count_include_pad = true;  ///< padding zeros count in the mean
   Variable operator()(const Variable& x_BCHW) const;
 };
-/// adaptive_avg_pool2d(): the result has size `out` for any size of the input.
+/// Applies adaptive_avg_pool2d(): the result has size `out` for any size of the input.
 struct AdaptiveAvgPool2d {
   Pair out;
   Variable operator()(const Variable& x_BCHW) const;
 };
 
-/// max_pool1d(). x [B, C, L] -> [B, C, L'].
+/// Applies max_pool1d(): x [B, C, L] -> [B, C, L'].
 struct MaxPool1d {
   int64_t kernel;
   std::optional<int64_t> stride = std::nullopt;
@@ -41,7 +41,7 @@ struct MaxPool1d {
   bool ceil_mode = false;
   Variable operator()(const Variable& x_BCL) const;
 };
-/// avg_pool1d(). x [B, C, L] -> [B, C, L'].
+/// Applies avg_pool1d(): x [B, C, L] -> [B, C, L'].
 struct AvgPool1d {
   int64_t kernel;
   std::optional<int64_t> stride = std::nullopt;
@@ -49,7 +49,7 @@ struct AvgPool1d {
   bool ceil_mode = false, count_include_pad = true;
   Variable operator()(const Variable& x_BCL) const;
 };
-/// adaptive_avg_pool1d(): the result has length `out` for any length of the input.
+/// Applies adaptive_avg_pool1d(): the result has length `out` for any length of the input.
 struct AdaptiveAvgPool1d {
   int64_t out;
   Variable operator()(const Variable& x_BCL) const;

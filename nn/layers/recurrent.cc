@@ -27,7 +27,7 @@ at::ScalarType wide_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? dtype : at::kFloat;
 }
 
-/// Returns a layer's state before its first step [B, H]: the given one, or zeros.
+/// Returns a layer's state before its first step [B, H]: the given state, or zeros.
 Variable first_state(const Variable& given_LBH, size_t layer, const Variable& x_TBC, int64_t hidden,
                      at::ScalarType dtype) {
   if (!given_LBH.defined())
@@ -35,7 +35,8 @@ Variable first_state(const Variable& given_LBH, size_t layer, const Variable& x_
   return in_dtype(select(given_LBH, 0, static_cast<int64_t>(layer)), dtype);
 }
 
-/// Returns for each step which sequences have ended, bool [B, 1]; undefined if none has.
+/// Returns for each step which sequences have ended, bool [B, 1]; undefined if no sequence has
+/// ended.
 std::vector<at::Tensor> ended_at(const at::Tensor& lengths, int64_t steps, at::Device device) {
   std::vector<at::Tensor> out(static_cast<size_t>(steps));
   if (!lengths.defined()) return out;
@@ -85,9 +86,10 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
                                    const Variable& h_LBH, const Variable& c_LBH,
                                    const at::Tensor& lengths, bool with_c, Project project,
                                    Cell cell, AllSteps all_steps) const {
-  LATHE_CHECK(!layers.empty(),
-              "the recurrent module that is called was not constructed with sizes; assign one with "
-              "sizes to it first");
+  LATHE_CHECK(
+      !layers.empty(),
+      "the recurrent module that is called was not constructed with sizes; before the call, "
+      "assign a module with sizes to it");
   const size_t directions = bidirectional ? 2 : 1, depth = layers.size() / directions;
 
   ModuleCall call(module, {{'C', layers[0].weight_ih.size(1)},
@@ -127,7 +129,7 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
         }
       }
 
-      // The projection of the inputs does not depend on the state, so one matrix product does all
+      // The projection of the inputs does not depend on the state, so one matrix product serves all
       // steps.
       const std::vector<Variable> projected = unbind(project(w, s.x_TBC));
       Variable h = first_state(h_LBH, at, s.x_TBC, hidden, projected[0].dtype());

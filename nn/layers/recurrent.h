@@ -19,21 +19,22 @@ namespace lathe {
 struct RecurrentOptions {
   int64_t n_layer = 1;
   bool bias = true;
-  double dropout = 0;  ///< applied between layers
+  double dropout = 0;  ///< rate of dropout between layers
   /// A second set of layers reads sequences from end to start. The results of both directions of a
   /// layer are concatenated.
   bool bidirectional = false;
 };
 
-/// The common part of SimpleRNN, LSTM and GRU. All take an optional `lengths` for sequences that
-/// end before T: int64 [B] on the CPU, from 1 to T. Beyond a sequence's length, its results are
-/// zeros. Its last state is the state at its end, where the reverse direction begins, as with
-/// torch's packed sequences.
+/// The common part of SimpleRNN, LSTM and GRU. All three take an optional `lengths` for sequences
+/// that end before T: int64 [B] on the CPU, from 1 to T. Beyond a sequence's length, the results
+/// are zeros. A sequence's last state is the state at its end, where the reverse direction begins,
+/// as with torch's packed sequences.
 struct Recurrent {
   /// The parameters of one layer in one direction.
   struct Layer {
     Variable weight_ih, weight_hh, bias_ih,
-        bias_hh;  ///< weights [G H, C or H] and [G H, H]; biases [G H] or undefined; G gates
+        bias_hh;  ///< weights [G H, C or H] and [G H, H]; biases [G H], or undefined without bias;
+                  ///< G gates
   };
   std::vector<Layer> layers;  ///< for each layer, the forward and then the reverse direction
   Dropout drop;
@@ -46,14 +47,14 @@ struct Recurrent {
   void visit(Visit& v);
 
  protected:
-  /// The data that a layer passes to the next.
+  /// The data that a layer passes to the next layer.
   struct Sequence {
     Variable x_TBC;
     std::vector<Variable> h, c;  ///< last states [B, H] so far, of each layer and direction
   };
   /// Runs all layers. For each layer, calls project(weights, x_TBC) -> [T, B, G H], and then for
   /// each step cell(weights, projection of the step, h, c) -> the next {h, c}. c is undefined
-  /// unless `with_c`. If there are no `lengths` and `all_steps` is not null, calls instead
+  /// unless `with_c` is true. If there are no `lengths` and `all_steps` is not null, calls instead
   /// all_steps(weights, x_TBC, h, c, reverse) -> {h of each step, last c}.
   template <class Module, class Project, class Cell, class AllSteps = std::nullptr_t>
   Sequence run(const Module& module, const Variable& x_BTC, const Variable& h_LBH,
@@ -61,11 +62,11 @@ struct Recurrent {
                Cell cell, AllSteps all_steps = nullptr) const;
 };
 
-/// The state of an LSTM: [L, B, H] each; undefined stands for zeros.
+/// The state of an LSTM. Both members are [L, B, H]; an undefined member stands for zeros.
 struct LSTMState {
   Variable h, c;
 };
-/// Hochreiter and Schmidhuber 1997; Gers et al. 2000.
+/// Long short-term memory. Hochreiter and Schmidhuber 1997; Gers et al. 2000.
 struct LSTM : Recurrent {
   LSTM() = default;
   LSTM(int64_t in, int64_t hidden, const RecurrentOptions& options = {})
@@ -76,7 +77,8 @@ struct LSTM : Recurrent {
                                             const at::Tensor& lengths = {}) const;
 };
 
-/// Cho et al. 2014, with the reset gate applied after the matrix product, as in cuDNN and torch.
+/// Gated recurrent unit. Cho et al. 2014, with the reset gate applied after the matrix product, as
+/// in cuDNN and torch.
 struct GRU : Recurrent {
   GRU() = default;
   GRU(int64_t in, int64_t hidden, const RecurrentOptions& options = {})
@@ -86,9 +88,9 @@ struct GRU : Recurrent {
                                            const at::Tensor& lengths = {}) const;
 };
 
-/// h' = activation(W x + b + W' h + b'). Elman 1990; torch.nn.RNN.
+/// Computes h' = activation(W x + b + W' h + b') at each step. Elman 1990; torch.nn.RNN.
 struct SimpleRNN : Recurrent {
-  std::string activation = "tanh";  ///< or "relu"
+  std::string activation = "tanh";  ///< "tanh" or "relu"
 
   SimpleRNN() = default;
   SimpleRNN(int64_t in, int64_t hidden, const RecurrentOptions& options = {},

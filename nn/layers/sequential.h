@@ -13,10 +13,12 @@
 
 namespace lathe {
 
-/// Runs its steps one after another. Steps with parameters are named by their index: "0.weight".
+/// Runs its modules one after another. Modules with parameters are named by their index:
+/// "0.weight".
 class Sequential {
  public:
-  /// Appends a module and owns it. The module maps one Variable to one, and may have no visit().
+  /// Appends a module and owns it. The module maps one Variable to another, and need not have a
+  /// visit().
   template <class Module>
   Sequential& add(Module module) {
     auto held = std::make_shared<Module>(std::move(module));

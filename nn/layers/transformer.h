@@ -27,8 +27,8 @@ struct FeedForward {
   }
 };
 
-/// down(silu(a) * b), [a b] = up(x). Shazeer 2020, "GLU variants improve transformer". x [..., C]
-/// -> [..., C].
+/// Computes down(silu(a) * b), where [a b] = up(x). Shazeer 2020, "GLU variants improve
+/// transformer". x [..., C] -> [..., C].
 struct SwiGLU {
   Linear up, down;  ///< C -> 2 hidden, hidden -> C
 
@@ -41,8 +41,8 @@ struct SwiGLU {
   }
 };
 
-/// down(silu(gate(x)) * up(x)): SwiGLU with two separate matrices, or GeGLU with gelu in its tanh
-/// form (Shazeer 2020); `residual` is added.
+/// Computes down(silu(gate(x)) * up(x)): SwiGLU with two separate matrices, or GeGLU with gelu in
+/// its tanh form (Shazeer 2020); `residual` is added.
 struct GatedFeedForward {
   Linear gate, up, down;  ///< C -> hidden twice, hidden -> C; no biases
   std::string activation = "silu";
@@ -58,20 +58,21 @@ struct GatedFeedForward {
   }
 };
 
-/// Options of encoder and decoder layers, as for torch.nn.TransformerEncoderLayer, with the names
-/// of the keys of [model].
+/// Options of encoder and decoder layers, as for torch.nn.TransformerEncoderLayer, named like the
+/// keys of [model].
 struct TransformerOptions {
   int64_t n_embd = 0, n_head = 1;  ///< C; n_head must divide it
   int64_t n_inner = 0;             ///< hidden units of the feed-forward part; 0: 4 C
   double dropout =
-      0;  ///< on branches, inside the feed-forward part and on attention's probabilities
+      0;  ///< rate on branches, inside the feed-forward part and on attention's probabilities
   std::string activation =
       "relu";  ///< "relu", "gelu" (exact), or "swiglu", where linear1 has 2 hidden rows
   bool norm_first = false;  ///< x + f(norm(x)) in place of norm(x + f(x))
   bool bias = true;
 };
 
-/// linear2(dropout(activation(linear1(x)))), which the layers below share.
+/// Computes linear2(dropout(activation(linear1(x)))). The encoder and decoder layers share this
+/// part.
 struct TransformerFeedForward {
   Linear linear1, linear2;
   Dropout drop;
@@ -120,7 +121,7 @@ struct TransformerDecoderLayer {
   void visit(Visit& v);
 };
 
-/// Encoder layers one after another, and with norm_first a norm at the end. The layers are the
+/// Encoder layers one after another, followed by a norm if norm_first is true. The layers are the
 /// repeated blocks to which memory.recompute and fp8 apply.
 struct TransformerEncoder {
   std::vector<TransformerEncoderLayer> layers;
@@ -134,7 +135,7 @@ struct TransformerEncoder {
     v("norm", norm);
   }
 };
-/// `n_layer` decoder layers, and with norm_first a norm at the end. torch.nn.TransformerDecoder.
+/// `n_layer` decoder layers, followed by a norm if norm_first is true. torch.nn.TransformerDecoder.
 struct TransformerDecoder {
   std::vector<TransformerDecoderLayer> layers;
   std::optional<LayerNorm> norm;

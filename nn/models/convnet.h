@@ -48,7 +48,8 @@ struct BasicBlock {
       v("norm", norm);
     }
   };
-  std::optional<Projection> shortcut;  ///< if the block changes the shape; else the shortcut is x
+  /// nullopt if the block keeps the shape; the shortcut is then x
+  std::optional<Projection> shortcut;
 
   BasicBlock(int64_t in, int64_t out, int64_t stride);
   Variable operator()(const Variable& x_BCHW) const;
@@ -79,8 +80,8 @@ struct ConvNet {
   static std::optional<ConvNetConfig> scale_down(const ConvNetConfig& config);
   /// Maps x [B, C, H, W] or [B, H, W] to [B, outputs].
   Variable operator()(const Variable& x) const;
-  /// Returns the training FLOPs of a sample: 6 for each weight at each position to which it is
-  /// applied, for forward and backward.
+  /// Returns the training FLOPs of a sample: 6 for each weight and each position to which the
+  /// weight is applied, in the forward and backward passes together.
   double flops_per_unit() const;
   void visit(Visit& v) {
     v("stem", stem);

@@ -20,7 +20,7 @@ struct GPTConfig {
   LATHE_FIELD(int64_t, n_embd, 128, "Width of the residual stream, in channels.",
               between(1, 100000).fixed())
   LATHE_FIELD(int64_t, block_size, 64, "Context length, in tokens.", between(1, 1000000).fixed())
-  LATHE_FIELD(int64_t, vocab_size, 0, "Size of the vocabulary. 0: that of the data.",
+  LATHE_FIELD(int64_t, vocab_size, 0, "Size of the vocabulary. 0: the size that the data has.",
               between(0, 10000000).fixed())
   LATHE_FIELD(
       double, dropout, 0.0,
@@ -35,7 +35,7 @@ struct GPTConfig {
               one_of(init_names()).fixed())
 };
 
-/// x + attention(norm(x)), then x + feed_forward(norm(x)).
+/// Computes x + attention(norm(x)), and then x + feed_forward(norm(x)).
 struct Block {
   LayerNorm norm1;
   CausalSelfAttention attn;
@@ -58,7 +58,7 @@ struct Block {
 
 /// The model of kind "gpt".
 struct GPT {
-  GPTConfig config;  ///< vocab_size is set
+  GPTConfig config;  ///< the config, in which vocab_size is not 0
   Embedding tokens, positions;
   Dropout drop;
   std::vector<Block> blocks;
@@ -73,7 +73,7 @@ struct GPT {
   Variable operator()(const at::Tensor& ids_BT) const;
   /// Returns the input of the head: [B, T, C].
   Variable features(const at::Tensor& ids_BT) const;
-  /// Returns the head's weight [V, C]; the token embeddings if they are tied.
+  /// Returns the head's weight [V, C], which is the token embedding's weight if weights are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
   /// Returns the training FLOPs of a token by the usual formula 6 N + 12 L C T, with 4 in place of
   /// 6 for frozen parameters. N is the number of parameters without position embeddings and an

@@ -1,4 +1,4 @@
-// The table of model kinds.
+// Implements the table of model kinds.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -105,7 +105,7 @@ std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind,
       if (value < least) continue;
       AnyConfig scaled = config;
       *scaled.find<int64_t>(field->key) = value;
-      // Keep a guess only if it passes the kind's own check, for example that the number of heads
+      // Keep a version only if it passes the kind's check, for example that the number of heads
       // divides the width.
       if (!kind.check || !kind.check(scaled)) ways.back().push_back(std::move(scaled));
     }

@@ -163,7 +163,7 @@ Variable Llama::operator()(const at::Tensor& ids_BT) const {
 }
 
 double Llama::flops_per_unit() const {
-  int64_t keys = 0;  // of all blocks
+  int64_t keys = 0;  // sum over all blocks
   for (int64_t i = 0; i < config.n_layer; ++i) {
     keys += config.has_window(i) ? std::min(config.sliding_window, config.block_size)
                                  : config.block_size;
@@ -237,7 +237,7 @@ std::vector<LayerCut> Llama::layer_cuts(const LlamaConfig& c) {
                      .units = c.kv_heads(),
                      .unit = "heads of keys and values (model.n_kv_head)"});
   if (!c.tie_weights) rules.push_back({.layers = "head"});
-  // A norm of all heads together needs the channels of all of them, so it can't be cut: units = 1.
+  // A norm of all heads together needs the channels of all heads, so it can't be cut: units = 1.
   if (c.qk_norm && c.qk_norm_over == "projection")
     rules.push_back({.layers = "blocks.*.attn.q_norm",
                      .units = 1,

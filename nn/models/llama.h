@@ -29,10 +29,10 @@ struct LlamaConfig {
               between(0, 100000).fixed())
   LATHE_FIELD(int64_t, n_inner, 0,
               "Hidden units of the feed-forward layer. 0: 8/3 n_embd rounded up to a multiple of "
-              "32, which gives this layer about as many parameters as that of the kind gpt.",
+              "32, which gives this layer about as many parameters as it has in the kind gpt.",
               between(0, 1000000).fixed())
   LATHE_FIELD(int64_t, block_size, 64, "Context length, in tokens.", between(1, 1000000).fixed())
-  LATHE_FIELD(int64_t, vocab_size, 0, "Size of the vocabulary. 0: that of the data.",
+  LATHE_FIELD(int64_t, vocab_size, 0, "Size of the vocabulary. 0: the size that the data has.",
               between(0, 10000000).fixed())
   LATHE_FIELD(
       double, dropout, 0.0,
@@ -140,12 +140,12 @@ struct LlamaConfig {
   }
 };
 
-/// x + attention(norm(x)), then x + feed_forward(norm(x)). LlamaConfig::norm_position may move the
-/// norms to the branches' outputs, or put norms on both.
+/// Computes x + attention(norm(x)), and then x + feed_forward(norm(x)). LlamaConfig::norm_position
+/// may move the norms to the branches' outputs, or put norms on both.
 struct LlamaBlock {
-  std::optional<RMSNorm> norm1, post_norm1;  ///< of attention's input and output
+  std::optional<RMSNorm> norm1, post_norm1;  ///< norms of attention's input and output
   GroupedQueryAttention attn;
-  std::optional<RMSNorm> norm2, post_norm2;  ///< of the feed-forward part's input and output
+  std::optional<RMSNorm> norm2, post_norm2;  ///< norms of the feed-forward part's input and output
   GatedFeedForward mlp;
   Dropout attn_drop, mlp_drop;
 
@@ -168,9 +168,10 @@ struct LlamaBlock {
 
 /// The model of kind "llama".
 struct Llama {
-  LlamaConfig config;  ///< vocab_size is set
+  LlamaConfig config;  ///< the config, in which vocab_size is not 0
   Rotary rotary;
-  std::optional<Rotary> local_rotary;  ///< of blocks with a window, if rope_local_theta > 0
+  /// The rotation in blocks with a window; nullopt if rope_local_theta is 0.
+  std::optional<Rotary> local_rotary;
   Embedding tokens;
   Dropout drop;
   std::vector<LlamaBlock> blocks;
@@ -185,9 +186,9 @@ struct Llama {
   Variable operator()(const at::Tensor& ids_BT) const;
   /// Returns the input of the head: [B, T, C].
   Variable features(const at::Tensor& ids_BT) const;
-  /// Returns the head's weight [V, C]; the token embeddings if they are tied.
+  /// Returns the head's weight [V, C], which is the token embedding's weight if weights are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
-  /// Returns the cap of the logits, or 0.
+  /// Returns the cap of the logits, or 0 if there is none.
   double logit_softcap() const { return config.logit_softcap; }
   /// Returns the training FLOPs of a token by the formula of GPT::flops_per_unit: 6 N + 12 L (H D)
   /// T. For a block with a window, min(sliding_window, T) replaces T.

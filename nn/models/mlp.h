@@ -57,7 +57,7 @@ struct MLP {
   /// Creates a model for samples of shape `sizes.input`, which it flattens. Throws if a sample has
   /// no elements or there are no outputs. Parameters are zero until they are initialized.
   MLP(const MLPConfig& config, const ModelSizes& sizes);
-  /// Returns the next smaller version: fewer layers (down to 2), then narrower ones (down to 64
+  /// Returns the next smaller version: fewer layers (down to 2), then narrower layers (down to 64
   /// units); nullopt if there is none.
   static std::optional<MLPConfig> scale_down(const MLPConfig& config);
   /// Maps x [B, ...] to [B, outputs].

@@ -6,14 +6,14 @@
 //     LATHE_FIELD(int64_t, n_hidden, 128, "units of the hidden layer", between(1, 100000).fixed())
 //   };
 //   struct Mine {
-//     Mine(const MineConfig& config, const ModelSizes& sizes);   // or of the config alone
-//     Variable operator()(const at::Tensor& inputs) const;       // or of a Variable
+//     Mine(const MineConfig& config, const ModelSizes& sizes);   // or (const MineConfig& config)
+//     Variable operator()(const at::Tensor& inputs) const;       // or (const Variable& inputs)
 //     void visit(Visit& v);
 //   };
 //   add_model_kind(model_kind<Mine, MineConfig>("mine", "what it is"));
 // A module may also have these members:
 //   features(inputs), head_weight()
-//       its output is features W^T, so that a loss can use both without storing complete logits
+//       the output is features W^T, so a loss can use both factors without storing complete logits
 //   double logit_softcap() const
 //       if it returns c > 0, the output is c tanh(features W^T / c); default: 0, no cap
 //   double flops_per_unit() const
@@ -26,11 +26,11 @@
 //   static std::optional<ConfigFault> check(const Config&)
 //       checks conditions between keys
 //   static std::optional<Config> scale_down(const Config&)
-//       returns the next smaller version, for example by halve(), or nullopt; `lathe plan` measures
-//       it in place of a model that is too large to measure. Default: each integer key is tried at
-//       half its value and at its divisors
+//       returns the next smaller version, for example by halve(), or nullopt if there is none;
+//       `lathe plan` measures that version in place of a model that is too large to measure.
+//       Default: each integer key is tried at half its value and at the divisors of its value
 //   static std::vector<LayerCut> layer_cuts(const Config&)
-//       how dist.tensor cuts its layers; without it, dist.tensor must be 1
+//       how dist.tensor cuts the layers; without this member, dist.tensor must be 1
 //   static constexpr bool caches_keys = true
 //       its attention uses a KeyValueCache (nn/layers/cache.h), so that text is generated without
 //       computing known positions again
@@ -38,8 +38,8 @@
 //       it supports rows of several documents: SeparateDocuments (nn/layers/documents.h)
 //   static constexpr bool divides_positions = true
 //       only its attention mixes positions, in CausalSelfAttention or GroupedQueryAttention, and it
-//       takes positions from token_positions() (nn/layers/documents.h), so that dist.context may be
-//       above 1, and dist.sequence_parallel true if layer_cuts() cuts the attention
+//       takes positions from token_positions() (nn/layers/documents.h). dist.context may then be
+//       above 1. If layer_cuts() cuts the attention, dist.sequence_parallel may be true
 #pragma once
 
 #include <concepts>
@@ -65,9 +65,9 @@ struct ModelSizes {
   int64_t outputs = 0;
 };
 
-/// Keys with values that do not fit together, and the error message.
+/// Config keys whose values contradict each other, and the error message.
 struct ConfigFault {
-  std::vector<std::string> keys;  ///< without their section
+  std::vector<std::string> keys;  ///< names of the keys, without their section
   std::string what;
 };
 
@@ -80,8 +80,9 @@ struct LayerCut {
   int64_t dim = 0;
   int64_t sections = 1;  ///< number of equal sections of the outputs, each of which is cut, such as
                          ///< 3 of packed queries, keys and values
-  int64_t units = 0;     ///< the number of ranks must divide it; 0: parts may differ by a row
-  std::string unit{};    ///< name of the units, with the key: "heads (model.n_head)"
+  /// Number of units, which the number of ranks must divide. 0: parts may differ by a row.
+  int64_t units = 0;
+  std::string unit{};  ///< name of the units, with the key: "heads (model.n_head)"
 };
 
 /// A model of any kind.
@@ -99,7 +100,7 @@ class Model {
   virtual Variable features(const at::Tensor& inputs) const = 0;
   /// Returns the head's weight [V, C]. Throws if has_head() is false.
   virtual const Variable& head_weight() const = 0;
-  /// Returns the cap of the head's logits, or 0.
+  /// Returns the cap of the head's logits, or 0 if there is none.
   virtual double logit_softcap() const { return 0; }
   /// Returns whether a forward pass under a KeyValueCache::Use takes only new tokens.
   virtual bool caches_keys() const = 0;
@@ -120,14 +121,14 @@ Variable head_logits(const Variable& x, const Variable& weight, double softcap);
 /// tensor ranks, whose parts of the vocabulary may differ by one row.
 int64_t logit_rows_per_chunk(const Variable& weight);
 /// Returns the summed cross-entropy of head_logits() of x [N, C] over the targets [N] that are not
-/// -100, divided by `divisor` (0 stands for their number). Does not keep complete logits, with one
-/// exception: a `divisor` of 0 with a softcap or with tensor ranks that have parts of the
-/// vocabulary. With a softcap or such ranks, and another divisor, computes the logits of some rows
-/// at a time, and computes them again in the backward pass.
+/// -100, divided by `divisor` (0 stands for the number of these targets). Does not keep complete
+/// logits, with one exception: a `divisor` of 0 with a softcap or with tensor ranks that have parts
+/// of the vocabulary. With a softcap or such ranks and a `divisor` that is not 0, computes the
+/// logits of some rows at a time, and computes them again in the backward pass.
 Variable head_cross_entropy(const Variable& x, const Variable& weight, double softcap,
                             const at::Tensor& targets, double divisor);
 
-/// Returns the cap of a model's logits, or 0.
+/// Returns the cap of a model's logits, or 0 if there is none.
 template <class Headed>
 double logit_softcap_of(const Headed& model) {
   if constexpr (requires { model.logit_softcap(); }) {
@@ -137,8 +138,8 @@ double logit_softcap_of(const Headed& model) {
   }
 }
 /// Returns the summed cross-entropy of a model's logits over targets that are not -100, divided by
-/// `divisor` (0 stands for their number). head_cross_entropy() states when it keeps complete
-/// logits.
+/// `divisor` (0 stands for the number of these targets). head_cross_entropy() states when it keeps
+/// complete logits.
 template <class Headed>
 Variable head_loss(const Headed& model, const at::Tensor& inputs, const at::Tensor& targets,
                    double divisor = 0) {
@@ -148,22 +149,22 @@ Variable head_loss(const Headed& model, const at::Tensor& inputs, const at::Tens
                             targets.reshape({-1}), divisor);
 }
 
-/// Returns 6 FLOPs per token or sample for each trained parameter, and 4 for each frozen one.
+/// Returns 6 FLOPs per token or sample for each trained parameter, and 4 for each frozen parameter.
 /// Embeddings that are only looked up do not count. Kaplan et al. 2020.
 double matmul_flops(const std::vector<NamedParameter>& parameters);
 
 /// A row of the table of model kinds.
 struct ModelKind {
   std::string name, doc;
-  AnyConfig config;  ///< with its defaults
+  AnyConfig config;  ///< the kind's config with default values
   /// Creates the model on the CPU in float32. Parameters are zero until they are initialized; under
   /// MetaInit they are on the meta device. This function must not read or write parameters: under
-  /// WithoutMemory, which runs of several processes use, they have no memory yet.
+  /// WithoutMemory, which runs of several processes use, parameters have no memory yet.
   std::function<std::unique_ptr<Model>(const AnyConfig&, const ModelSizes&)> make;
   /// Returns the first conflict between keys of a config, if any.
   std::function<std::optional<ConfigFault>(const AnyConfig&)> check;
-  bool separates_documents = false;  ///< whether it supports SeparateDocuments
-  bool divides_positions = false;    ///< whether it supports DividePositions
+  bool separates_documents = false;  ///< whether the kind supports SeparateDocuments
+  bool divides_positions = false;    ///< whether the kind supports DividePositions
   /// Returns the next smaller version of a config; empty if the module has no scale_down().
   std::function<std::optional<AnyConfig>(const AnyConfig&)> scale_down{};
   /// Returns how tensor ranks cut the layers; empty if the module has no layer_cuts().
@@ -229,8 +230,8 @@ class ModelOf final : public Model {
 
 }  // namespace detail
 
-/// Returns the kind of a module and its config, for add_model_kind(). `doc` describes it in a few
-/// words.
+/// Returns the kind of a module and its config, for add_model_kind(). `doc` describes the kind in a
+/// few words.
 template <class Module, class Config>
 ModelKind model_kind(const char* name, const char* doc) {
   constexpr bool sized = std::constructible_from<Module, const Config&, const ModelSizes&>;
@@ -247,8 +248,8 @@ ModelKind model_kind(const char* name, const char* doc) {
   ModelKind kind{
       .name = name, .doc = doc, .config = AnyConfig::of<Config>(), .make = {}, .check = {}};
 
-  // Optional members of the module become functions on AnyConfig here, so that the rest of Lathe
-  // never sees its types.
+  // Optional members of the module become functions on AnyConfig here, so that no other part of
+  // Lathe sees the module's types.
   if constexpr (requires(const Config& c) { Module::scale_down(c); }) {
     kind.scale_down = [](const AnyConfig& any) -> std::optional<AnyConfig> {
       const std::optional<Config> smaller = Module::scale_down(any.as<Config>());
@@ -289,23 +290,23 @@ ModelKind model_kind(const char* name, const char* doc) {
   return kind;
 }
 
-/// Returns all kinds: Lathe's, then those that were added.
+/// Returns all kinds: Lathe's kinds, and then the kinds that were added.
 const std::vector<ModelKind>& model_kinds();
-/// Adds a kind; call it before run_cli(). Throws Exit::internal if the name is taken, or if the
-/// config has a key "kind".
+/// Adds a kind. Call this function before run_cli(). Throws Exit::internal if the name is taken, or
+/// if the config has a key "kind".
 void add_model_kind(ModelKind kind);
-/// Returns the kind of that name, or null.
+/// Returns the kind of that name, or null if there is none.
 const ModelKind* find_model_kind(const std::string& name);
 
-/// Returns smaller versions of a kind's config: one list for each way to scale it down, in the
-/// order in which to try them. If the kind has scale_down, there is one list with one version, or
-/// no list if the config can't be scaled down. Otherwise there is one list for each integer key,
-/// the key with the largest value first. Its versions have half the value and its divisors. They
-/// pass the kind's check, but they are guesses: a model of such a config may be invalid or not
-/// smaller.
+/// Returns smaller versions of a kind's config: one list for each way to scale the config down, in
+/// the order in which to try them. If the kind has scale_down, there is one list with one version,
+/// or no list if the config can't be scaled down. Otherwise there is one list for each integer key,
+/// the key with the largest value first. In its versions, the key has half its value, or a divisor
+/// of its value. The versions pass the kind's check, but they are guesses: a model of such a config
+/// may be invalid or not smaller.
 std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind, const AnyConfig& config);
-/// Halves a size, but not below `least`. Returns false and leaves it unchanged if it is at most
-/// `least`.
+/// Halves a size, but not below `least`. If the size is at most `least`, returns false and leaves
+/// the size unchanged.
 bool halve(int64_t& size, int64_t least);
 /// Returns half of a size, rounded down to a multiple of g = gcd(size, 16), but at least g.
 int64_t half_width(int64_t size);
@@ -314,7 +315,8 @@ int64_t half_width(int64_t size);
 /// parameter's path.
 std::unique_ptr<Model> make_model(const ModelKind& kind, const AnyConfig& config,
                                   const ModelSizes& sizes, uint64_t seed);
-/// Fills `parameters`, which are complete, with the initial values that the model's config selects.
+/// Fills `parameters`, which must not be cut among ranks, with the initial values that the model's
+/// config selects.
 void initialize(const std::vector<NamedParameter>& parameters, const AnyConfig& config,
                 uint64_t seed);
 

@@ -5,8 +5,8 @@
 
 namespace lathe {
 
-/// Returns x + drop(branch). `branch` is called with the residual that its last matrix product adds
-/// to its output: x without dropout, an undefined Variable with dropout.
+/// Returns x + drop(branch). Calls `branch` with the residual that the branch's last matrix product
+/// adds: x if dropout is inactive, an undefined Variable if it is active.
 template <class Branch>
 Variable add_branch(const Variable& x, const Dropout& drop, Branch&& branch) {
   return drop.active() ? x + drop(branch(Variable())) : branch(x);

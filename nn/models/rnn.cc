@@ -64,7 +64,7 @@ std::optional<RNNConfig> RNN::scale_down(const RNNConfig& config) {
   RNNConfig c = config;
   if (halve(c.n_layer, 2) || halve(c.block_size, 512) || halve(c.vocab_size, 8192)) return c;
 
-  // Halve both, so that tied weights still fit.
+  // Halve n_embd and n_hidden together, so that tied weights still fit.
   const bool fewer_channels = halve(c.n_embd, 64), fewer_units = halve(c.n_hidden, 64);
   if (!fewer_channels && !fewer_units) return std::nullopt;
   return c;

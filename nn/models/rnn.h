@@ -24,7 +24,7 @@ struct RNNConfig {
   LATHE_FIELD(int64_t, block_size, 64,
               "Length of a window, in tokens. The hidden state starts at zero in each window.",
               between(1, 1000000).fixed())
-  LATHE_FIELD(int64_t, vocab_size, 0, "Size of the vocabulary. 0: that of the data.",
+  LATHE_FIELD(int64_t, vocab_size, 0, "Size of the vocabulary. 0: the size that the data has.",
               between(0, 10000000).fixed())
   LATHE_FIELD(double, dropout, 0.0, "Dropout rate on embeddings and on each layer's outputs.",
               below(0, 1).fixed())
@@ -38,7 +38,7 @@ struct RNNConfig {
 
 /// The model of kind "rnn".
 struct RNN {
-  RNNConfig config;  ///< vocab_size is set
+  RNNConfig config;  ///< the config, in which vocab_size is not 0
   Embedding tokens;
   Dropout embedded_drop;
   std::optional<LSTM> lstm;
@@ -58,7 +58,7 @@ struct RNN {
   Variable operator()(const at::Tensor& ids_BT) const;
   /// Returns the input of the head: [B, T, H].
   Variable features(const at::Tensor& ids_BT) const;
-  /// Returns the head's weight [V, H]; the token embeddings if they are tied.
+  /// Returns the head's weight [V, H], which is the token embedding's weight if weights are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
   /// Returns the training FLOPs of a token: 6 for each weight of a matrix product, forward and
   /// backward. Kaplan et al. 2020.

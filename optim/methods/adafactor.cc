@@ -1,5 +1,6 @@
-// Sums run over pieces, in a fixed order within each piece and then over the pieces. The size of a
-// piece depends only on the shape of the parameter, so sums do not depend on the number of threads.
+// Implements Adafactor. Sums are accumulated in a fixed order within each piece, and then over the
+// pieces. The size of a piece depends only on the shape of the parameter, so sums do not depend on
+// the number of threads.
 #include "core/kernels/adafactor.h"
 
 #include <ATen/TensorOperators.h>

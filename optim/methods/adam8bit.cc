@@ -35,7 +35,7 @@ struct Levels {
   }
 };
 
-/// The codes of a moment and their scales, one for each block.
+/// The codes of a moment, and the scale of each block of codes.
 class Moment {
  public:
   Moment(void* codes, float* scales, const Levels& levels, int64_t n, int64_t block)

@@ -16,8 +16,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the sum of `own` (1-D, numbers about this rank's part of a parameter) over the tensor
-/// ranks that have parts of it, with the same bits on each rank.
+/// Sums `own` over the tensor ranks that have parts of the slot's parameter. `own` is 1-D and holds
+/// numbers about this rank's part. The result is bitwise equal on all ranks.
 at::Tensor sum_of_parts(const SlotUpdate& slot, const at::Tensor& own) {
   const int64_t parts = slot.cut->parts;
   const TensorCut all{.sections = {parts * own.numel()}, .part = slot.cut->part, .parts = parts};

@@ -21,8 +21,8 @@
 namespace lathe {
 namespace {
 
-/// Computes out = a b, a^T b or a b^T. float32 products on CPUs use Lathe's kernels, whose bits are
-/// the same on any number of threads.
+/// Computes out = a b, a^T b or a b^T. float32 products on CPUs use Lathe's kernels, whose results
+/// do not depend on the number of threads.
 void product(const at::Tensor& a, bool a_t, const at::Tensor& b, bool b_t, at::Tensor& out) {
   if (a.scalar_type() != at::kFloat || !a.is_cpu() || !gemm_ready(Element::f32)) {
     at::mm_out(out, a_t ? a.t() : a, b_t ? b.t() : b);
@@ -65,7 +65,8 @@ struct Workspace {
 };
 
 /// Brings the singular values of x, whose norm is at most 1, near 1: x = (a I + b x x^T + c (x
-/// x^T)^2) x, `steps` times, or with x^T x from the right if that is smaller.
+/// x^T)^2) x, `steps` times. If x^T x is smaller than x x^T, the polynomial of x^T x is multiplied
+/// from the right instead.
 void newton_schulz(Workspace& workspace, int64_t steps) {
   auto& [x, other, gram, square] = workspace;
   const bool wide = x.size(0) <= x.size(1);
@@ -91,9 +92,9 @@ double newton_schulz_flops(int64_t rows, int64_t columns, int64_t steps) {
 }
 
 /// Muon: the direction of core/kernels/muon.h, made orthogonal by Newton-Schulz iterations. It
-/// updates only hidden matrices (Role), and treats a filter as the matrix [out, all others]. AdamW
-/// updates the other parameters. muon_scale "rms" is from Liu et al. 2025, "Muon is scalable for
-/// LLM training", and "spectral" from Jordan's original Muon.
+/// updates only hidden matrices (Role), and treats a filter as the matrix [out, product of the
+/// other sizes]. AdamW updates the other parameters. muon_scale "rms" is from Liu et al. 2025,
+/// "Muon is scalable for LLM training", and "spectral" from Jordan's original Muon.
 class Muon final : public Method {
  public:
   explicit Muon(const OptimConfig& config)
@@ -154,8 +155,8 @@ class Muon final : public Method {
     for (const SlotUpdate& slot : cut) update(slot, rule, control);
 
     // The largest matrices come first, so that threads end at about the same time. If there are
-    // many, each is updated on one thread; a matrix product gives the same bits on one thread as on
-    // all.
+    // many matrices, each is updated on one thread. This does not change the bits of a matrix
+    // product.
     std::stable_sort(matrices.begin(), matrices.end(),
                      [](const SlotUpdate& a, const SlotUpdate& b) { return a.args.n > b.args.n; });
 
@@ -226,8 +227,8 @@ class Muon final : public Method {
     args.grad = own.const_data_ptr();
     args.grad_type = wide ? Element::f64 : Element::f32;
 
-    // Weight decay is multiplied by lr_scale as well; the division keeps its rate independent of
-    // the update's length.
+    // Weight decay is multiplied by lr_scale as well; the division keeps the decay rate independent
+    // of the update's length.
     args.weight_decay /= length;
     args.lr_scale *= length;
     update_elements({{.args = args, .sizes = slot.sizes, .whole = true}}, rule, control, false);

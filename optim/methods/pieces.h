@@ -15,7 +15,7 @@ namespace lathe {
 /// of all tensors.
 template <class F>
 void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
-  std::vector<int64_t> first{0};  // the first piece of each tensor
+  std::vector<int64_t> first{0};  // index of the first piece of each tensor
   for (const int64_t n : sizes) first.push_back(first.back() + divide_up(n, size));
   parallel_tasks(
       first.back(),

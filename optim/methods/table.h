@@ -1,4 +1,4 @@
-// The optimizers of whole tensors that optim/methods.cc lists.
+// Declares the optimizers that update whole tensors, which optim/methods.cc lists.
 #pragma once
 
 #include <memory>

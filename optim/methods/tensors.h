@@ -1,5 +1,5 @@
 // Updates of whole tensors by ATen's ops, on any device. The methods of this folder use them on
-// GPUs. On CPUs they have their own kernels, and use these ops only if train.kernels is "aten".
+// GPUs. On CPUs, the methods have kernels, and use these ops only if train.kernels is "aten".
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,8 @@ class SlotTensors {
 
   /// Returns the gradient, unscaled and clipped, in the dtype of the state.
   at::Tensor gradient() const;
-  /// Returns the parameter in the dtype of the state; shares its memory if it has that dtype.
+  /// Returns the parameter in the dtype of the state. If the parameter has that dtype, the result
+  /// shares its memory.
   at::Tensor parameter() const;
   /// Returns a tensor that shares the memory of state `place`, an index in UpdateArgs::state.
   at::Tensor state(int place, at::IntArrayRef sizes, at::ScalarType dtype) const;
@@ -44,10 +45,11 @@ class SlotTensors {
   const UpdateRule& rule_;
   StepControl* control_;
   at::Device device_;
-  at::ScalarType dtype_;  // of the state
+  at::ScalarType dtype_;  // dtype of the state
 };
 
-/// Returns the device on which a method updates by ATen's ops, or nullopt if it uses its kernels.
+/// Returns the device on which a method updates parameters by ATen's ops, or nullopt if the method
+/// uses its CPU kernels. `cuda` is whether the parameters are on a GPU.
 std::optional<at::Device> device_of_tensors(bool cuda);
 /// Returns the Frobenius norm, float64 [].
 at::Tensor norm_of(const at::Tensor& t);

@@ -30,7 +30,7 @@ double number(const Json& j) {
 }
 
 /// Returns the number of steps of a recording of torch.amp.GradScaler
-/// (tests/oracles/grad_scaler/record.py) in which Lathe has other results.
+/// (tests/oracles/grad_scaler/record.py) in which Lathe's results differ from the recording.
 int differing_steps(const Json& recording, double backoff) {
   OptimConfig c;
   c.kind = "sgd";
@@ -75,10 +75,10 @@ TEST_CASE("GradScaler matches torch.amp.GradScaler step by step", "[amp]") {
   const Json file = parse_json(slurp(path), path, Exit::internal);
   CHECK(file["recordings"].size() == 5);
   for (const Json& r : file["recordings"]) CHECK(differing_steps(r, r["backoff"]) == 0);
-  CHECK(differing_steps(file["recordings"][0], 0.25) > 50);  // the control
+  CHECK(differing_steps(file["recordings"][0], 0.25) > 50);  // a wrong backoff is noticed
 }
 
-TEST_CASE("a scaler grows at the next step if it resumes beyond a shorter growth interval",
+TEST_CASE("a scaler that resumes with a shorter growth interval can grow at the next step",
           "[amp]") {
   const std::vector<NamedParameter> p{
       {.path = "p", .parameter = Variable::parameter(torch::ones({2})), .role = Role::bias}};
@@ -93,7 +93,7 @@ TEST_CASE("a scaler grows at the next step if it resumes beyond a shorter growth
   CHECK(scaler.state().growth_tracker == 0);
 }
 
-TEST_CASE("a scaler at its minimum, and too many skips in a row, end the run", "[amp]") {
+TEST_CASE("a loss scale at its minimum, or too many skips in a row, ends the run", "[amp]") {
   OptimConfig c;
   const std::vector<NamedParameter> p{
       {.path = "p", .parameter = Variable::parameter(torch::ones({2})), .role = Role::bias}};
@@ -150,7 +150,7 @@ TEST_CASE("one bad micro-batch skips the whole accumulated gradient", "[amp]") {
   }
 }
 
-TEST_CASE("autocast nests, can be switched off inside, and ends", "[amp]") {
+TEST_CASE("autocast can be nested, can be switched off, and ends with its scope", "[amp]") {
   const Variable x(torch::ones({2, 2})), w = Variable::parameter(torch::ones({2, 2}));
   const auto dtype = [&] { return linear(x, w).dtype(); };
   CHECK(dtype() == at::kFloat);
@@ -189,7 +189,7 @@ TEST_CASE("the cast cache casts a weight once per guard, keeps gradients, and fr
       const Autocast autocast({at::kBFloat16, cache});
       {
         const NoGrad no_grad;
-        linear(x, w);  // a cast made without a graph must not cut the gradient below
+        linear(x, w);  // a cast without a graph must not cut off the gradient of y
       }
       const int64_t one = cast_bytes();
       CHECK(one == (cache ? 8192 : 0));
@@ -198,8 +198,8 @@ TEST_CASE("the cast cache casts a weight once per guard, keeps gradients, and fr
         const Autocast inner({at::kBFloat16, cache});
         y = linear(linear(x, w), w);
       }
-      // With the cache, one cast was made without a graph and one with it. Without the cache, there
-      // are the two casts that y holds.
+      // With the cache, one cast was made without a graph and one with a graph. Without the cache,
+      // there are the two casts that y holds.
       CHECK(cast_bytes() == 2 * 8192);
       backward(sum(y));
       const at::Tensor before = linear(x, w).data();
@@ -219,7 +219,7 @@ TEST_CASE("the cast cache casts a weight once per guard, keeps gradients, and fr
     CHECK((w.grad() - 2 * grads[0]).abs().max().item<double>() == 0);
   }
 
-  // A cached cast accumulates its gradient in bfloat16, which adds a rounding.
+  // The gradient of a cached cast is accumulated in bfloat16, which adds a rounding.
   CHECK((grads[0] - grads[1]).abs().max().item<double>() <=
         0x1p-7 * grads[1].abs().max().item<double>());
 
@@ -236,8 +236,8 @@ TEST_CASE("fp8 rounds ties to even, saturates, and turns an infinite maximum int
         to_fp8(torch::tensor(values), torch::tensor(static_cast<float>(largest)), format);
     return q.data.to(at::kFloat) * q.factor;
   };
-  // At its own scale every e4m3 value is kept; ties go to even (17 -> 16, 19 -> 20 with 3 bits),
-  // 500 saturates.
+  // With the scale 1, every e4m3 value is kept. Ties go to even (17 -> 16, 19 -> 20 with 3 bits),
+  // and 500 saturates.
   CHECK(through({448, 17, 19, 500, 0.001953125f, -0.0009765625f, 0}, 448, at::kFloat8_e4m3fn)
             .equal(torch::tensor({448.f, 16.f, 20.f, 448.f, 0.001953125f, -0.f, 0.f})));
   CHECK(through({57344, 9, 11, -60000}, 57344, at::kFloat8_e5m2)
@@ -246,7 +246,7 @@ TEST_CASE("fp8 rounds ties to even, saturates, and turns an infinite maximum int
   CHECK(through({1, INFINITY}, INFINITY, at::kFloat8_e5m2).isnan().all().item<bool>());
 }
 
-TEST_CASE("fp8 products have the same bits on any number of threads", "[amp]") {
+TEST_CASE("fp8 matrix products do not depend on the number of threads", "[amp]") {
   const int threads = at::get_num_threads();
   const auto q = [](int64_t rows, int64_t columns, uint64_t seed) {
     torch::manual_seed(seed);
@@ -254,7 +254,7 @@ TEST_CASE("fp8 products have the same bits on any number of threads", "[amp]") {
     return to_fp8(t, t.abs().max(), at::kFloat8_e4m3fn);
   };
   // A matrix product with a small result and a long inner dimension, along which libraries divide
-  // it among threads.
+  // the work among threads.
   const Fp8Tensor a = q(64, 4096, 1), b = q(48, 4096, 2);
   std::vector<at::Tensor> results;
   for (const int n : {1, 2, 3}) {
@@ -275,7 +275,7 @@ TEST_CASE("delayed fp8 scaling uses the maxima of previous steps", "[amp]") {
   const auto largest = [&](float x) {
     return s.largest(Fp8Scaling::input, torch::tensor({x, -x / 2})).item<float>();
   };
-  CHECK(largest(3) == 3);  // no history yet: the tensor's own maximum
+  CHECK(largest(3) == 3);  // without a history, the maximum of this tensor
   CHECK(largest(2) == 2);
   s.advance();
   CHECK(largest(100) == 3);  // the maximum of the previous step
@@ -289,7 +289,7 @@ TEST_CASE("delayed fp8 scaling uses the maxima of previous steps", "[amp]") {
   CHECK(largest(1) == 100);  // two steps are remembered: 100 and 1
   s.advance();
   CHECK(largest(1) == 1);
-  CHECK(std::isinf(largest(INFINITY)));  // returned now, but not remembered
+  CHECK(std::isinf(largest(INFINITY)));  // infinity is returned now, but not remembered
   s.advance();
   CHECK(largest(5) == 1);
 }
@@ -323,8 +323,8 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
   CHECK(static_cast<double>(c.lost) / static_cast<double>(c.moved) ==
         Approx(1 - 1.0 / 32).margin(0.01));
 
-  CHECK(after(at::kBFloat16, 1, 2, &c).equal(w));   // on any number of threads
-  CHECK(!after(at::kBFloat16, 2, 1, &c).equal(w));  // another seed
+  CHECK(after(at::kBFloat16, 1, 2, &c).equal(w));   // equal on any number of threads
+  CHECK(!after(at::kBFloat16, 2, 1, &c).equal(w));  // another seed rounds differently
 
   // Without a seed, weights are rounded to nearest, which loses every update.
   CHECK(after(at::kBFloat16, std::nullopt, 1, &c).eq(-1.5).all().item<bool>());
@@ -339,7 +339,7 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
   CHECK(c.moved == 0);
 }
 
-TEST_CASE("long sums: in the dtype they stall, in float32 they do not", "[amp]") {
+TEST_CASE("long sums stall in a low-precision dtype, but not in float32", "[amp]") {
   for (const auto& e : accumulation_errors(5)) {
     INFO(e.n << " terms of " << toString(e.dtype));
     const double spacing = e.dtype == at::kHalf ? 0x1p-11 : 0x1p-8;  // half the relative spacing,
@@ -363,7 +363,7 @@ std::vector<Json> metrics_of(const fs::path& run) {
   return out;
 }
 
-TEST_CASE("every precision trains to the loss of fp32, and resumes with the same bits", "[amp]") {
+TEST_CASE("every precision trains to the loss of fp32, and resumes bitwise exactly", "[amp]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::vector<std::pair<std::string, std::vector<std::string>>> runs{
@@ -402,8 +402,8 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes with the same
     const auto lines = metrics_of(f / name);
     const double loss = lines.back()["val_loss"];
     if (name == "fp32") wide = loss;
-    // With the moving scale, some updates are skipped, so that run trains less. The others differ
-    // only by rounding.
+    // With the moving scale, some updates are skipped, so that run trains less. The other runs
+    // differ only by rounding.
     CHECK(loss == Approx(wide).epsilon(name == "moving"                     ? 0.3
                                        : name == "fp8" || name == "delayed" ? 0.01
                                                                             : 0.005));
@@ -446,8 +446,7 @@ TEST_CASE("a run that overflows at any loss scale exits with 5 and keeps its las
   CHECK(list_checkpoints(f / "fixed").empty());
 }
 
-TEST_CASE("fp16 weights without a master stall where updates are small; with one they do not",
-          "[amp]") {
+TEST_CASE("fp16 weights stall where updates are small, unless they have master weights", "[amp]") {
   const TempFolder f;
   make_tiny_run(f.path());
 
@@ -475,11 +474,11 @@ TEST_CASE("fp16 weights without a master stall where updates are small; with one
   CHECK(gain(master) == Approx(gain(wide)).epsilon(0.05));
   CHECK(gain(none) < 0.7 * gain(wide));
 
-  // The last line has the validation loss; the one before it has the last step's metrics.
+  // The last line has the validation loss; the line before it has the last step's metrics.
   CHECK(none[none.size() - 2]["updates_lost"].get<double>() > 0.5);
 }
 
-TEST_CASE("gradients: float16 loses small ones, less with a loss scale", "[amp]") {
+TEST_CASE("float16 loses small gradients, but fewer with a loss scale", "[amp]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);

@@ -1,5 +1,5 @@
-// Tests of memory.offload = "activations": saved tensors come back from the disk with the same
-// bits, and memory holds only a window of them.
+// Tests of memory.offload = "activations": saved tensors that come back from the disk are bitwise
+// unchanged, and memory holds only a window of them.
 #include "autograd/activation_offload.h"
 
 #include <fstream>
@@ -58,7 +58,7 @@ std::vector<at::Tensor> derivatives(const test::OpCase& row, ActivationOffloader
   return out;
 }
 
-TEST_CASE("every op has the same derivatives to the bit with its saved tensors on the disk",
+TEST_CASE("every op has bitwise the same derivatives with its saved tensors on the disk",
           "[activation_offload]") {
   install_allocator();
   const TempFolder f;
@@ -132,8 +132,8 @@ TEST_CASE("memory holds a window of the activations, forward and backward",
     const int64_t peak = memory_stats().peak[static_cast<size_t>(Memory::activations)];
     CHECK(peak - before <= (most + 6) * each);
     // All tensors are written and read, except those that are still in memory. These are not read,
-    // and some of them were never written. How many are still in memory depends on the disk's
-    // speed.
+    // and some of them were never written. How many tensors are still in memory depends on the
+    // disk's speed.
     const int64_t transferred = offload.times().bytes / each;
     CHECK(transferred >= 2 * (n - most - 6));
     CHECK(transferred <= 2 * n + 2);
@@ -213,7 +213,7 @@ TEST_CASE("graphs may be retained, run backward again, freed, or never run backw
   DiskOffloader offload(f.path(), 0);
   const OffloadActivations guard(offload);
   const Variable kept = sum(long_chain(x, 10));
-  for (int i = 0; i < 5; ++i) sum(long_chain(x, 10));  // never differentiated
+  for (int i = 0; i < 5; ++i) sum(long_chain(x, 10));  // graphs that never run backward
   const auto gradient = [&](bool retain) { return grad(kept, {x}, {}, false, retain)[0].data(); };
   const at::Tensor first = gradient(true), second = gradient(true), third = gradient(false);
   CHECK(at::equal(first, second));
@@ -236,7 +236,7 @@ TEST_CASE("changing a tensor in place after an op saved it is an error", "[activ
   const OffloadActivations guard(offload);
   const Variable h = x * 1.0;
   const Variable y = sum(sin(h));
-  CHECK(error_of([&] { grad(y, {x}, {}, false, true); }).empty());  // before the change
+  CHECK(error_of([&] { grad(y, {x}, {}, false, true); }).empty());  // no error before the change
   h.data().add_(1);
   CHECK_THAT(error_of([&] { grad(y, {x}); }), ContainsSubstring("in place"));
 }
@@ -247,7 +247,7 @@ TEST_CASE("a disk error ends the pass with an error that names the scratch file"
   const TempFolder f;
   const Variable x = Variable::parameter(torch::randn({256, 256}));
   const FileCalls calls = file_calls;
-  static int left = 0;  // calls that succeed
+  static int left = 0;  // number of calls that still succeed
 
   for (const char* call : {"fallocate", "pwrite", "pread"}) {
     for (const int n : {0, 3}) {
@@ -255,7 +255,7 @@ TEST_CASE("a disk error ends the pass with an error that names the scratch file"
       DiskOffloader offload(f.path(), 0);
       const OffloadActivations guard(offload);
       const auto step = [&] { grad(sum(long_chain(x, 12)), {x}); };
-      CHECK(error_of(step).empty());  // while all calls succeed
+      CHECK(error_of(step).empty());  // no error while all calls succeed
 
       left = call == std::string("fallocate") ? 0 : n;
       if (call == std::string("fallocate")) {
@@ -270,7 +270,8 @@ TEST_CASE("a disk error ends the pass with an error that names the scratch file"
         };
       }
 
-      // The file has space for another such step, so only a longer chain makes it grow.
+      // The file has space for another step of this size, so only a longer chain makes the file
+      // grow.
       const bool must_grow = call == std::string("fallocate");
       const std::string error = error_of([&] {
         if (must_grow)

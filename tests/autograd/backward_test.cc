@@ -26,7 +26,7 @@ Variable param(at::IntArrayRef shape, double value = 1) {
   return Variable::parameter(at::full(shape, value, at::kDouble));
 }
 
-TEST_CASE("gradients accumulate over paths and over backwards", "[backward]") {
+TEST_CASE("gradients accumulate over paths and over backward passes", "[backward]") {
   const Variable x = param({3}, 2);
   const Variable y = x * x + x * 3.0;  // dy/dx = 2x + 3
   backward(sum(y));
@@ -44,7 +44,7 @@ TEST_CASE("parameters that receive the same gradient do not share its storage", 
   CHECK(b.grad().eq(1).all().item<bool>());
 }
 
-TEST_CASE("the caller's cotangent is never written to", "[backward]") {
+TEST_CASE("backward never writes to the caller's cotangent", "[backward]") {
   const Variable x = param({2});
   const at::Tensor dy = at::ones({2}, at::kDouble);
   backward(reshape(x, {2}), dy);
@@ -98,7 +98,8 @@ TEST_CASE("backward refuses roots without gradients and gradients of wrong shape
              ContainsSubstring("float64[3]") && ContainsSubstring("float64[2]"));
 }
 
-/// Throws the error that a test sets, in forward or in backward. It is one of ATen's or Lathe's.
+/// Throws the error that a test sets, in forward or in backward. The error is one of ATen's or
+/// Lathe's.
 struct WrongThrower {
   static constexpr OpInfo info{.name = "wrong_thrower"};
   std::function<void()> forward_throws = [] {}, backward_throws = [] {};
@@ -137,14 +138,14 @@ TEST_CASE("an op's error names the op, unless it has an exit code other than int
   CHECK(thrown({.forward_throws = code(Exit::internal)}).second ==
         "wrong_thrower(float64[2]): as it is");
 
-  // An error with an exit code of its own keeps its message.
+  // An error with an exit code other than Exit::internal keeps its message.
   CHECK((thrown({.forward_throws = code(Exit::memory)}) ==
          std::pair<Exit, std::string>(Exit::memory, "as it is")));
   CHECK((thrown({.backward_throws = code(Exit::diverged)}) ==
          std::pair<Exit, std::string>(Exit::diverged, "as it is")));
 }
 
-TEST_CASE("NoGrad records nothing and holds for its thread only", "[backward]") {
+TEST_CASE("NoGrad stops its thread, and no other thread, from recording a graph", "[backward]") {
   const Variable x = param({1});
   const NoGrad no_grad;
   CHECK(!exp(x).requires_grad());
@@ -187,7 +188,7 @@ TEST_CASE("a parameter's gradient is complete as soon as its last consumer has r
   CHECK(order == std::vector<std::string>{"late", "early"});
 }
 
-TEST_CASE("grad leaves .grad alone and gives intermediate gradients", "[backward]") {
+TEST_CASE("grad() leaves .grad unchanged and returns intermediate gradients", "[backward]") {
   const Variable x = param({2}, 3), h = x * x, unused = param({1});
   const auto g = grad(sum(h * 2.0), {h, x, unused});
   CHECK(g[0].data().eq(2).all().item<bool>());
@@ -227,10 +228,10 @@ TEST_CASE("under autocast two graphs share a cast of a weight, and each runs bac
         0x1p-6 * once.abs().max().item<double>());
   const auto g = grad(sum(linear(x, w)), {w});
   CHECK(g[0].data().equal(once));
-  backward(sum(linear(x, w)));  // grad() leaves no state behind that breaks this
+  backward(sum(linear(x, w)));  // grad() left no state behind that breaks backward()
 }
 
-TEST_CASE("nodes without saved tensors can run backward twice; nodes with them cannot",
+TEST_CASE("nodes without saved tensors can run backward twice; nodes with saved tensors cannot",
           "[backward]") {
   const Variable x = param({2, 2}, 3), h = reshape(x * 2.0 + 1.0, {4});
   backward(sum(h));
@@ -242,7 +243,7 @@ TEST_CASE("nodes without saved tensors can run backward twice; nodes with them c
              ContainsSubstring("exp: ") && ContainsSubstring("retain=true"));
 }
 
-TEST_CASE("grad runs and frees only what lies between root and the xs, and retains on request",
+TEST_CASE("grad() runs and frees only the nodes between root and xs, or retains them on request",
           "[backward]") {
   const Variable x = param({2}, 0.5), other = param({2}, 0.5);
   const Variable a = exp(x), b = exp(other), y = sum(a * b);
@@ -262,7 +263,7 @@ TEST_CASE("grad runs and frees only what lies between root and the xs, and retai
   CHECK(grad(a, {a}, Variable(at::ones({2}, at::kDouble)))[0].data().eq(1).all().item<bool>());
 }
 
-TEST_CASE("grad with create_graph makes a graph also within NoGrad", "[backward]") {
+TEST_CASE("grad() with create_graph records a graph even within NoGrad", "[backward]") {
   const Variable x = param({3}, 0.5);
   const Variable y = sum(exp(x));
   const NoGrad no_grad;
@@ -271,7 +272,7 @@ TEST_CASE("grad with create_graph makes a graph also within NoGrad", "[backward]
   CHECK(!mode().grad);
 }
 
-TEST_CASE("outputs of one node: parts, unused parts, indices, hooks on one of them", "[backward]") {
+TEST_CASE("outputs of one node: parts, unused parts, indices, a hook on one output", "[backward]") {
   const Variable x = Variable::parameter(at::randn({3, 4}, at::kDouble));
   const auto parts = split(x, {1, 3}, 1);
   double seen = 0;
@@ -343,7 +344,8 @@ TEST_CASE("sizes that do not fit are errors, and empty inputs are not", "[backwa
     CHECK(w.grad().sizes() == w.sizes());
     CHECK(b.grad().sum().item<double>() == 6.0 * static_cast<double>(out));
   }
-  CHECK(linear(t({2, 3, 5}), t({4, 5}), t({4})).data().sum().item<double>() == 144);  // the control
+  // With features, the same call has a sum that is not zero.
+  CHECK(linear(t({2, 3, 5}), t({4, 5}), t({4})).data().sum().item<double>() == 144);
 }
 
 TEST_CASE("means of float16 are summed in float32", "[backward]") {

@@ -1,5 +1,5 @@
-// Small cases for faults that larger comparisons do not notice: ends of vectors and ranges, frozen
-// factors, shared gradients.
+// Tests of small cases that detect faults which larger comparisons do not notice: ends of vectors
+// and ranges, frozen factors, shared gradients.
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -26,7 +26,7 @@ namespace {
 
 using namespace lathe;
 
-TEST_CASE("dropout's mask equals Philox's words from any position", "[boundary_cases]") {
+TEST_CASE("dropout's mask follows Philox's words from any start position", "[boundary_cases]") {
   const int64_t row = 101;
   const TrainingStep step({.seed = 5, .step = 9, .first_sample = 3});
   const at::Tensor y = dropout(Variable(torch::ones({6, row})), 0.5, 77).data().view(-1);
@@ -85,14 +85,15 @@ TEST_CASE("grad leaves an existing .grad alone, and backward adds to a .grad of 
 
 TEST_CASE("a gradient that two inputs share is not added to in place", "[boundary_cases]") {
   const Variable a = Variable::parameter(torch::ones({2}, at::kDouble)), x = a * 1.0, y = a * 1.0;
-  backward(sum((x + y) + x * 2.0));  // x and y share the sum's gradient; x gets another
+  // x and y share the gradient of x + y, and x gets a second gradient.
+  backward(sum((x + y) + x * 2.0));
   CHECK(a.grad().eq(4).all().item<bool>());
   const auto g = grad(sum(((x + y) + x * 2.0) * 1.0), {x, y});
   CHECK(g[0].data().eq(3).all().item<bool>());
   CHECK(g[1].data().eq(1).all().item<bool>());
 }
 
-TEST_CASE("an update is noticed by a graph that saved the parameter", "[boundary_cases]") {
+TEST_CASE("a graph that saved a parameter notices an update of it", "[boundary_cases]") {
   const Variable w = Variable::parameter(torch::ones({2, 2}));
   const Variable old = sum(w * w);
   w.leaf().grad = torch::ones({2, 2});
@@ -101,7 +102,7 @@ TEST_CASE("an update is noticed by a graph that saved the parameter", "[boundary
              ContainsSubstring("mul: ") && ContainsSubstring("in place"));
 }
 
-TEST_CASE("stochastic rounding is the same on any number of threads, and leaves infinity and NaN",
+TEST_CASE("stochastic rounding is the same on any number of threads, and keeps infinity and NaN",
           "[boundary_cases]") {
   const int threads = at::get_num_threads();
   const auto trained = [](int n) {

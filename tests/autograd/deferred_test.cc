@@ -1,5 +1,6 @@
-// Tests that deferred() gives the same bits as the ops run one by one, whatever op follows an
-// elementwise op, and whether or not a result still has a handle (a Variable that refers to it).
+// Tests that deferred() gives bitwise the same results as the ops run one by one, whatever op
+// follows an elementwise op, and whether or not a result still has a handle (a Variable that refers
+// to it).
 #include "autograd/deferred.h"
 
 #include <ATen/Parallel.h>
@@ -50,7 +51,7 @@ int fused_ops(const Variable& root) {
   return count;
 }
 
-/// A random graph. It depends only on the seed, not on whether its ops are deferred.
+/// A random graph. The graph depends only on the seed, not on whether its ops are deferred.
 class RandomGraph {
  public:
   explicit RandomGraph(uint64_t seed) : random_(seed) { torch::manual_seed(seed); }
@@ -113,7 +114,7 @@ class RandomGraph {
             matmul(wide(full()), transpose(wide(full()), 0, 1)).index({Slice{}, Slice{0, 1}}) *
             full());
       case 1: {
-        // Means of rows that are read, and that later ops use.
+        // Means of rows, which are read here and used by later ops.
         const Variable m = mean(wide(full()), 1, true);
         if (draw(3) == 0) result_.tensors.push_back(m.data().clone());
         if (draw(3) == 0) add(full() * m);
@@ -127,7 +128,7 @@ class RandomGraph {
       }
 
       case 5: {
-        // A hook of a value that nothing else refers to is called too.
+        // A hook on a value is called even if nothing else refers to the value.
         const Variable v = full() * 0.7;
         if (v.requires_grad())
           v.register_hook([this](const at::Tensor& g) {
@@ -197,7 +198,7 @@ class RandomGraph {
   Result result_;
 };
 
-/// While alive, ATen uses one thread, because the tensors are small.
+/// Makes ATen use one thread until destroyed, because the tensors are small.
 class OneThread {
  public:
   OneThread() { at::set_num_threads(1); }
@@ -230,13 +231,13 @@ TEST_CASE("ops that are fused are counted", "[deferred]") {
     return tanh(sums * exp(-x));
   };
   CHECK((counted(with_sum_between) == Counts{7, 1}));
-  // The temporaries live until the end of the expression. sum() computes the ops before that, so
-  // exp(x) must be stored, and nothing is fused.
+  // The temporaries live until the end of the expression. sum() computes the ops earlier, so exp(x)
+  // must be stored, and nothing is fused.
   CHECK((counted([&] { return sum(tanh(exp(x))); }) == Counts{0, 0}));
   CHECK((counted([&] { return sum(tanh(x)); }) == Counts{0, 0}));  // one op alone is not fused
 }
 
-TEST_CASE("deferred random graphs have the same bits as their ops run one by one", "[deferred]") {
+TEST_CASE("deferred random graphs are bitwise equal to their ops run one by one", "[deferred]") {
   const OneThread one_thread;
   const char* const wanted = std::getenv("LATHE_DEFERRED_GRAPHS");
   const uint64_t count = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 2000;
@@ -256,7 +257,7 @@ TEST_CASE("deferred random graphs have the same bits as their ops run one by one
 }
 
 /// Returns the result and the gradients of a row of the op table, with an elementwise op before the
-/// op and two after it, so that every op is between deferred ones.
+/// op and two after it, so that every op is between deferred ops.
 std::vector<at::Tensor> run_row(const lathe::test::OpCase& row, bool is_deferred) {
   torch::manual_seed(3);
   const TrainingStep step(lathe::test::step_random);
@@ -280,7 +281,7 @@ std::vector<at::Tensor> run_row(const lathe::test::OpCase& row, bool is_deferred
   return all;
 }
 
-TEST_CASE("every op keeps its bits between deferred ops", "[deferred]") {
+TEST_CASE("every op has bitwise the same results between deferred ops", "[deferred]") {
   const OneThread one_thread;
   for (const auto& row : lathe::test::op_table()) {
     INFO(row.op << " (" << row.label << ")");
@@ -304,7 +305,7 @@ TEST_CASE("results without a handle are fused into later ops and not stored", "[
     return std::pair(total() - before, fused_ops(y));
   };
   constexpr int64_t bytes = 32 * 16 * 4;
-  // The result, and the result of sigmoid(), which backward needs.
+  // Stored are the result, and the result of sigmoid(), which backward needs.
   CHECK(used([&] { return run(true, [&] { return six_ops(x, w, b); }); }) ==
         std::pair(2 * bytes, 1));
 
@@ -344,7 +345,7 @@ TEST_CASE("a long program of elementwise ops runs in parts", "[deferred]") {
   CHECK(x.grad().equal(torch::full({4, 8}, 2.0f)));
 }
 
-TEST_CASE("ops that are observed, or whose saved tensors are packed, are not deferred",
+TEST_CASE("ops are not deferred if they are observed or their saved tensors are packed",
           "[deferred]") {
   install_allocator();
   const Variable x = Variable::parameter(torch::randn({32, 16})),
@@ -362,7 +363,7 @@ TEST_CASE("ops that are observed, or whose saved tensors are packed, are not def
   CHECK(fused_ops(run(true, [&] { return six_ops(x, w, b); })) == 0);
 }
 
-TEST_CASE("a dry run allocates for deferred ops what a real one does", "[deferred]") {
+TEST_CASE("a dry run allocates for deferred ops what a real run does", "[deferred]") {
   const auto peak = [] {
     const Variable x = Variable::parameter(torch::ones({640, 32})),
                    w = Variable::parameter(torch::ones({32}));
@@ -413,7 +414,7 @@ TEST_CASE("second derivatives go through deferred ops", "[deferred]") {
   CHECK(torch::allclose(results[0], results[1], /*rtol=*/1e-5, /*atol=*/1e-5));
 }
 
-TEST_CASE("changes in place are noticed", "[deferred]") {
+TEST_CASE("changes in place of tensors that deferred ops use are noticed", "[deferred]") {
   const Variable x = Variable::parameter(torch::ones({4, 5}) * 0.3);
 
   // Change a result that a deferred op saved for its backward pass.

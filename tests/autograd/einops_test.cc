@@ -103,7 +103,7 @@ TEST_CASE("recorded patterns give what Python's einops and torch.einsum give", "
     INFO(r.function << " \"" << r.pattern << "\"");
     const at::Tensor y = r(r.operands()).data();
     CHECK(r.differs(y) == "");
-    // The control: two elements exchanged.
+    // The comparison must notice two exchanged elements.
     if (y.numel() < 2) continue;
     at::Tensor wrong = y.contiguous().clone();
     wrong.view(-1)[0] = y.reshape({-1})[1];
@@ -124,8 +124,8 @@ TEST_CASE("gradients flow through patterns, twice", "[einops]") {
     int64_t elements = 0;
     for (const Variable& v : x) elements += v.numel();
     const bool smooth =
-        r.reduction != "max" && r.reduction != "min";  // values repeat after 101 elements, so there
-                                                       // are ties
+        r.reduction != "max" && r.reduction != "min";  // maxima and minima have ties, since values
+                                                       // repeat after 101 elements
     if (elements > 60 || !smooth) continue;
 
     INFO(r.function << " \"" << r.pattern << "\"");
@@ -134,7 +134,8 @@ TEST_CASE("gradients flow through patterns, twice", "[einops]") {
 
     const bool linear =
         r.function != "einsum" && r.function != "einsum_named" && r.reduction != "prod";
-    // The gradient of a linear function is constant, and so is that of an einsum of one operand.
+    // The gradient of a linear function is constant, and so is the gradient of an einsum of one
+    // operand.
     if (linear || (x.size() == 1 && r.reduction != "prod")) continue;
     gradcheck(
         [&](const std::vector<Variable>& v) {
@@ -150,7 +151,7 @@ TEST_CASE("gradients flow through patterns, twice", "[einops]") {
   CHECK(checked >= 30);
 }
 
-/// Returns the least number of multiplications over all orders of pairs, by trying all of them.
+/// Returns the least number of multiplications over all orders of pairs, by trying all orders.
 double least(std::vector<std::string> in, const std::string& out,
              const std::map<char, double>& sizes) {
   if (in.size() == 1) return 0;
@@ -204,7 +205,7 @@ TEST_CASE("einsum takes the cheapest order of products", "[einops]") {
       int operands = 0;
       for (const auto& labels : in) operands += labels.find(c) != std::string::npos;
       if (operands > 0 && next(3) == 0) out += c;
-      // An index that one operand alone has is summed before any product.
+      // An index that only one operand has is summed before any product.
       if (operands != 1 || out.find(c) != std::string::npos) continue;
       for (auto& labels : in) std::erase(labels, c);
     }
@@ -235,7 +236,7 @@ TEST_CASE("einsum takes the cheapest order of products", "[einops]") {
   CHECK(einsum("ab,bc,cd,de,ef,fg,gh,hi,ij,jk,kl,lm->am", xs).data().allclose(wanted, 1e-12));
 }
 
-TEST_CASE("a pattern that moves nothing shares x's storage", "[einops]") {
+TEST_CASE("the result of a pattern that moves no elements shares x's storage", "[einops]") {
   const Variable x = randn({2, 6, 4}, 1);
   const auto shares = [&](const Variable& y) {
     return y.data().storage().data() == x.data().storage().data();

@@ -1,5 +1,6 @@
-// Guarantees of the engine that backward_test.cc does not cover: when a gradient is complete, which
-// gradient a hook gets, threads, ties, and the counted FLOPs of ops with matrix products.
+// Tests of guarantees of the engine that backward_test.cc does not cover: when a gradient is
+// complete, which gradient a hook gets, threads, ties, and the counted FLOPs of ops with matrix
+// products.
 #include <barrier>
 #include <thread>
 
@@ -27,7 +28,8 @@ TEST_CASE("a parameter's gradient is complete before anything earlier in the gra
     p.register_post_accumulate_grad_hook([&order, name](Leaf&) { order.push_back(name); });
     return p;
   };
-  // Parameters are created before all nodes, so if only their age counted, they would come last.
+  // The parameters are created before all nodes, so if only age counted, the parameters would come
+  // last.
   const Variable first = parameter("first"), twice = parameter("twice"), third = parameter("third");
   const auto named = [&](const Variable& v, const std::string& name) {
     v.register_hook([&order, name](const at::Tensor&) {
@@ -60,7 +62,7 @@ struct Tied {
 };
 
 TEST_CASE(
-    "a hook on a parameter sees the pass's own gradient, also where gradients are added in place",
+    "a hook on a parameter sees only the pass's gradient, even if gradients are added in place",
     "[engine_guarantees]") {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     // The hook and grad() see the same sums. In bfloat16 the two parts of the table's gradient may
@@ -106,12 +108,12 @@ TEST_CASE(
         for (size_t call = 0; call < copies[i].size(); ++call) {
           const size_t micro = static_cast<size_t>(hooked_from) + (call + 1) / 2;
           CHECK(error(copies[i][call], own[micro][i]) < allowed);
-          CHECK(seen[i][call].equal(copies[i][call]));  // not changed after the hook kept it
+          CHECK(seen[i][call].equal(copies[i][call]));  // unchanged since the hook kept it
         }
       }
 
       if (hooked_from == 0)
-        CHECK(error(own[0][0], own[1][0]) > 0.1);  // control: micro-batches differ
+        CHECK(error(own[0][0], own[1][0]) > 0.1);  // the gradients of micro-batches differ
     }
   }
 }
@@ -133,7 +135,7 @@ TEST_CASE("tied maxima share the gradient equally along each dim", "[engine_guar
             .copy_((keepdim ? dy : dy.unsqueeze(dim)).expand_as(wanted.narrow(dim, 0, ties)));
         INFO("dim " << dim << ", " << ties << " equal");
         CHECK((dx - wanted / ties).abs().max().item<double>() <
-              1e-15);  // one division, one product
+              1e-15);  // the roundings of one division and one product
       }
     }
   }
@@ -160,7 +162,7 @@ std::string in_two_threads(int64_t times, F&& pass) {
 
 constexpr int64_t times = 1001;
 
-TEST_CASE("two threads' passes into one parameter lose nothing", "[engine_guarantees]") {
+TEST_CASE("two threads' passes into one parameter lose no gradients", "[engine_guarantees]") {
   for (const bool begun : {true, false}) {
     const Variable p = Variable::parameter(torch::ones({4096}, at::kDouble));
     if (begun) backward(sum(p));
@@ -172,7 +174,7 @@ TEST_CASE("two threads' passes into one parameter lose nothing", "[engine_guaran
   }
 }
 
-TEST_CASE("two threads' passes through linear layers of one weight lose nothing",
+TEST_CASE("two threads' passes through linear layers of one weight lose no gradients",
           "[engine_guarantees]") {
   // Use integers, so that float32 sums are exact: each pass adds rows * 1 to each weight.
   const Variable w = Variable::parameter(torch::ones({64, 64})),
@@ -208,7 +210,7 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
   const auto bit = [](unsigned subset, unsigned i) { return static_cast<double>(subset >> i & 1); };
 
   // A matmul of [n, k] and [k, m] takes 2 n k m FLOPs. The gradients of a linear layer for x and W
-  // each take as many again.
+  // each take the same number.
   for (const bool kernels : {true, false}) {
     use_kernels(kernels);
     for (unsigned subset = 0; subset < 16; ++subset) {
@@ -255,7 +257,7 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
   use_kernels(true);
 }
 
-TEST_CASE("a GPT's step costs what the formula says", "[engine_guarantees]") {
+TEST_CASE("the counted FLOPs of a GPT's step agree with the formula", "[engine_guarantees]") {
   for (const bool tie : {true, false}) {
     GPTConfig m;
     m.n_layer = 2;
@@ -285,7 +287,7 @@ TEST_CASE("a GPT's step costs what the formula says", "[engine_guarantees]") {
   }
 }
 
-/// Takes the gradient that its input has accumulated so far, in float32.
+/// An op whose backward takes the gradient that its input has accumulated so far, in float32.
 struct WrongTaker {
   static constexpr OpInfo info{.name = "wrong_taker"};
   static inline bool taken = false;

@@ -1,5 +1,5 @@
-// Tests of fused(): one op gives the same bits as the ops run one by one, forward and backward, and
-// second derivatives agree. A function that can't be fused runs as without fused().
+// Tests of fused(): one op gives bitwise the same results as the ops run one by one, forward and
+// backward, and second derivatives agree. A function that can't be fused runs as without fused().
 #include "autograd/fused.h"
 
 #include <ATen/Parallel.h>
@@ -22,7 +22,7 @@ namespace {
 
 using namespace lathe;
 
-/// Collects the names of the ops that run while it is alive.
+/// Collects the names of the ops that run while this object exists.
 struct NamesOfOps {
   std::vector<std::string> names;
   const ObserveOps observe{
@@ -58,7 +58,7 @@ FusedPass run_random(uint64_t seed, bool is_fused) {
   }
   const RandomChain chain(seed);
   const auto run = [&](const Variable& a, const Variable& b, const Variable& d) {
-    return chain({a, b, d, in[3]});  // the last one is captured
+    return chain({a, b, d, in[3]});  // in[3] is captured
   };
 
   FusedPass out;
@@ -74,7 +74,7 @@ FusedPass run_random(uint64_t seed, bool is_fused) {
   return out;
 }
 
-TEST_CASE("fused random chains have the same bits as their ops run one by one", "[fused]") {
+TEST_CASE("fused random chains are bitwise equal to their ops run one by one", "[fused]") {
   const char* const wanted = std::getenv("LATHE_FUSED_CHAINS");
   const uint64_t count = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 400;
   uint64_t together = 0;
@@ -102,11 +102,11 @@ TEST_CASE("a function of elementwise ops is one op with one result", "[fused]") 
   const NamesOfOps ops;
   const Variable y = fused(six_ops, x, w, b);
   CHECK(ops.names == std::vector<std::string>{"fused"});
-  CHECK(used() - before == 2 * 32 * 16 * 4);  // y, and the result of sigmoid()
+  CHECK(used() - before == 2 * 32 * 16 * 4);  // the bytes of y and of the result of sigmoid()
   CHECK(y.node()->name() == "fused");
   CHECK(y.data().equal(six_ops(x.detach(), w.detach(), b.detach()).data()));
 
-  // Observers see no intermediate tensor that the fused op never computes.
+  // Observers see no mask: the fused op never computes the mask as a tensor.
   {
     int attributes = 0;
     const ObserveOps observe{{.on_attribute = [&](const at::Tensor&) { ++attributes; }}};
@@ -125,7 +125,7 @@ TEST_CASE("a function of elementwise ops is one op with one result", "[fused]") 
   CHECK_THROWS_AS(z.backward(torch::ones({32, 16})), Error);
 }
 
-TEST_CASE("a dry run allocates for a fused op what a real one does", "[fused]") {
+TEST_CASE("a dry run allocates for a fused op what a real run does", "[fused]") {
   const auto used = [](auto&& f) {
     reset_memory_peaks();
     const int64_t before = memory_stats().total;
@@ -150,7 +150,7 @@ TEST_CASE("a dry run allocates for a fused op what a real one does", "[fused]") 
   }
 }
 
-TEST_CASE("a dry run fuses what a real run does", "[fused]") {
+TEST_CASE("a dry run fuses the same ops as a real run", "[fused]") {
   const auto names = [] {
     const Variable x = Variable::parameter(torch::ones({6, 4})), other(torch::ones({6, 4}));
     const NamesOfOps ops;
@@ -295,7 +295,7 @@ TEST_CASE("the inputs of a fused op may be outputs of one op", "[fused]") {
   CHECK(has_bits_of(results[0], results[1]));
 }
 
-TEST_CASE("gelu has ATen's bits on any number of threads", "[fused]") {
+TEST_CASE("gelu is bitwise equal to ATen's on any number of threads", "[fused]") {
   torch::manual_seed(13);
   const NoGrad no_grad;
   const int before = at::get_num_threads();
@@ -313,7 +313,7 @@ TEST_CASE("gelu has ATen's bits on any number of threads", "[fused]") {
       }
     }
 
-    // If each thread's share is a whole number of vectors, gelu is fused.
+    // If each thread's share is a multiple of the vector size, gelu is fused.
     const Variable x(torch::randn({32768}));
     at::set_num_threads(2);
     const NamesOfOps ops;

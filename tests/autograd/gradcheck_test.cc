@@ -1,5 +1,5 @@
-// Tests that gradcheck() accepts correct gradients and names the first wrong element, and uses it
-// and finite differences to check second derivatives.
+// Tests that gradcheck() accepts correct gradients and names the first wrong element. Also uses
+// gradcheck() and finite differences to check second derivatives.
 
 #include "autograd/gradcheck.h"
 #include "autograd/create.h"
@@ -42,7 +42,7 @@ TEST_CASE("gradcheck finds one wrong element and names it", "[gradcheck]") {
   };
   CHECK_THAT(gradcheck_error(doubled), ContainsSubstring("gradcheck: input 1, element [1,2]"));
   CHECK_THAT(gradcheck_error(doubled, 1e-9),
-             ContainsSubstring("gradcheck: input 1, element [1,2]"));  // also if all gradients are
+             ContainsSubstring("gradcheck: input 1, element [1,2]"));  // even if all gradients are
                                                                        // tiny
   CHECK(gradcheck_error([](const at::Tensor& g) { return g; }, 1e-9) == "");
   CHECK_THAT(gradcheck_error([](const at::Tensor& g) { return g * NAN; }),
@@ -55,7 +55,7 @@ TEST_CASE("gradcheck refuses functions that it can't check, and changes no input
   const Variable x = randn({40}, 1);
   const at::Tensor before = x.data().clone();
   gradcheck([](const Variable& v) { return exp(v) / (1.0 + v * v); }, x);
-  gradcheck([](const Variable& v) { return sum(v); }, x);  // its gradient is one number, expanded
+  gradcheck([](const Variable& v) { return sum(v); }, x);  // the gradient is an expanded number
   CHECK(x.data().equal(before));
 
   CHECK_THAT(error_of([&] { gradcheck([](const Variable& v) { return cast(v, at::kFloat); }, x); }),
@@ -79,7 +79,7 @@ TEST_CASE("gradcheck refuses functions that it can't check, and changes no input
       error_of([&] { gradcheck([](const Variable& v) { return v; }, full({2}, 1, at::kLong)); }),
       ContainsSubstring("gradcheck: ") && ContainsSubstring("floating-point"));
 
-  // Second derivatives: the gradient as a function.
+  // The gradient itself is the function, so this checks second derivatives.
   gradcheck(
       [](const Variable& v) { return grad(sum(exp(v) * v), {v}, {}, /*create_graph=*/true)[0]; },
       x);

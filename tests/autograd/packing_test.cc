@@ -1,4 +1,5 @@
-// Tests of memory.saved: tensors saved for backward, and no others, are rounded to bfloat16 or fp8.
+// Tests of memory.saved, which rounds tensors that are saved for backward, and no other tensors, to
+// bfloat16 or fp8.
 #include "autograd/packing.h"
 
 #include <cmath>
@@ -41,7 +42,8 @@ at::Tensor rounded_e4m3(const at::Tensor& t, at::Tensor* factors = nullptr) {
   return out;
 }
 
-/// Scales rows to a maximum of 448 and rounds them by ATen's conversion; does not scale back.
+/// Scales rows to a maximum of 448 and rounds them by ATen's conversion. Does not scale the result
+/// back.
 at::Tensor atens_e4m3(const at::Tensor& t) {
   const at::Tensor largest = t.to(at::kFloat).abs().amax(1, true);
   return (t.to(at::kFloat) * (448 / largest))
@@ -51,8 +53,8 @@ at::Tensor atens_e4m3(const at::Tensor& t) {
 }
 
 TEST_CASE("e4m3 rounds as ATen's conversion does", "[packing]") {
-  // 256 fractions of each exponent from -20 to 19, with both signs; then multiples of the spacing
-  // and of its half, which are ties.
+  // First 256 fractions of each exponent from -20 to 19, with both signs. Then multiples of the
+  // spacing, and of half the spacing, which are ties.
   for (int exponent = -20; exponent < 20; ++exponent) {
     const at::Tensor fraction = torch::arange(256, at::kFloat) / 256 + 1;
     const at::Tensor row = at::cat({fraction, -fraction}) * std::ldexp(1.0, exponent);
@@ -75,7 +77,8 @@ TEST_CASE("e4m3 rounds as ATen's conversion does", "[packing]") {
     const at::Tensor got = rounded_e4m3(t, &factors);
     CHECK(factors.allclose(t.to(at::kFloat).abs().amax(1) / 448));
     CHECK(got.equal((atens_e4m3(t) * factors.view({-1, 1})).to(dtype)));
-    // Half of the spacing: of 3 bits of fraction, or of subnormals at the scale of the row.
+    // The allowed error is half of the spacing of 3 bits of fraction, plus half of the spacing of
+    // subnormals at the scale of the row.
     const at::Tensor error = (got.to(at::kFloat) - t.to(at::kFloat)).abs(),
                      allowed = t.to(at::kFloat).abs() * 0x1p-4 + factors.view({-1, 1}) * 0x1p-10;
     CHECK(error.le(allowed * 1.01).all().item<bool>());
@@ -96,7 +99,8 @@ TEST_CASE("an e4m3 row with a value that is not finite becomes NaN; other rows s
   CHECK(rounded_e4m3(zeros).equal(zeros));
 }
 
-/// Returns the gradient of sum(f(x)^2) / 2 in x under a packing, or without one if it is nullopt.
+/// Returns the gradient of sum(f(x)^2) / 2 with respect to x under a packing; nullopt: without
+/// packing.
 template <class F>
 at::Tensor packed_gradient(const F& f, const at::Tensor& x, std::optional<Packing> packing) {
   install_allocator();
@@ -119,7 +123,7 @@ TEST_CASE("gradients are computed from the rounded activations, results are not"
       packed_gradient(wave, x, Packing::bf16).equal(y * x.to(at::kBFloat16).to(at::kFloat).cos()));
   CHECK(packed_gradient(wave, x, Packing::fp8).equal(y * rounded_e4m3(x).cos()));
 
-  // An op that keeps its result.
+  // Test an op that keeps its result.
   const auto saturated = [](const Variable& v) { return tanh(v); };
   const at::Tensor t = x.tanh(), low = t.to(at::kBFloat16).to(at::kFloat);
   CHECK(packed_gradient(saturated, x, Packing::bf16).allclose(t * (1 - low * low), 1e-6, 1e-7));
@@ -174,7 +178,7 @@ TEST_CASE("ops that divide by or compare their saved tensors have exact gradient
   }
 }
 
-TEST_CASE("packed gradients are finite where the exact ones are", "[packing]") {
+TEST_CASE("packed gradients are finite where the exact gradients are", "[packing]") {
   torch::manual_seed(9);
   // Most probabilities of a row are 0 in fp8.
   const auto likelihood = [](const Variable& v) { return log(softmax(v * 4.0, -1)); };
@@ -224,7 +228,7 @@ TEST_CASE("packed gradients are finite where the exact ones are", "[packing]") {
   CHECK(packed > 100);
 }
 
-/// Lists the tensors that an op's node keeps packed and those that it keeps as they are.
+/// Lists the tensors that an op's node keeps packed, and the tensors that it keeps unchanged.
 struct PackedByOp {
   std::vector<std::string> packed, exact;
   explicit PackedByOp(const Variable& y) {
@@ -302,7 +306,7 @@ TEST_CASE("a long-lived guard forgets freed tensors", "[packing]") {
   PackSaved packing(Packing::bf16);
   for (int i = 0; i < 5000; ++i) sin(x * 1.0);
   CHECK(packing.remembered() <= 2048);
-  // It still remembers the tensors that are alive.
+  // The guard still remembers the tensors that exist.
   const Variable h = x * 1.0, first = sin(h);
   for (int i = 0; i < 5000; ++i) sin(x * 1.0);
   const Variable second = cos(h);
@@ -364,7 +368,7 @@ TEST_CASE("recomputed parts keep and restore exact tensors", "[packing]") {
   CHECK(packed_gradient(selective, x, Packing::fp8).equal(exact));
 }
 
-TEST_CASE("a GPT's gradients with packed activations are near the exact ones and reproducible",
+TEST_CASE("a GPT's gradients with packed activations are reproducible and nearly exact",
           "[packing]") {
   install_allocator();
   GPTConfig g;

@@ -21,12 +21,12 @@ using namespace lathe;
 struct Pair {
   Variable ours;
   at::Tensor theirs;
-  std::string text;       ///< its name, or the expression that computed it
-  bool replaced = false;  ///< a hook replaces its gradient
+  std::string text;       ///< name of the value, or the expression that computed it
+  bool replaced = false;  ///< whether a hook replaces the value's gradient
 };
 
-/// A tensor that code outside the engine holds, and a copy of it, which it must still equal at the
-/// end.
+/// A tensor that code outside the engine holds, and a copy. At the end, the tensor must still equal
+/// the copy.
 struct Kept {
   std::string what;
   at::Tensor tensor, copy;
@@ -96,7 +96,7 @@ class Fuzz {
     if (found.empty() || draw(3) == 0) return parameter(sizes);
     return *found[static_cast<size_t>(draw(static_cast<int64_t>(found.size())))];
   }
-  /// Returns any value; newer ones are more likely, so that graphs become deep.
+  /// Returns any value; newer values are more likely, so that graphs become deep.
   Pair any() {
     static const std::vector<Sizes> some{{3, 4}, {4, 3}, {2, 3, 4}, {12}, {4}, {1, 4}, {3, 1}};
     if (draw(4) == 0 || (nodes_.empty() && parameters_.empty()))
@@ -112,7 +112,7 @@ class Fuzz {
 
   static Sizes sizes_of(const Pair& p) { return p.ours.sizes().vec(); }
 
-  /// Returns a view of a value, which shares its storage if ATen can.
+  /// Returns a view of a value. The view shares the value's storage if ATen can do that.
   Pair view(const Pair& a) {
     const int64_t dims = a.ours.dim();
     if (dims == 0)
@@ -247,7 +247,7 @@ class Fuzz {
 
     if (draw(4) == 0)
       hook(parameters_[static_cast<size_t>(draw(static_cast<int64_t>(parameters_.size())))]);
-    if (draw(3) == 0) return nodes_.back();  // with a cotangent of its own
+    if (draw(3) == 0) return nodes_.back();  // backward of this root needs a cotangent
 
     const Pair& last = nodes_.back();
     Pair root{sum(last.ours), last.theirs.sum(), str("sum(", last.text, ")")};
@@ -265,8 +265,8 @@ class Fuzz {
     return root;
   }
 
-  /// Registers a hook of one of three kinds: it keeps the gradient, multiplies it, or replaces it
-  /// by a fixed tensor.
+  /// Registers a hook of one of three kinds: the hook keeps the gradient, multiplies it, or
+  /// replaces it by a fixed tensor.
   void hook(Pair& p) {
     const std::string where = "a gradient kept by a hook on " + p.text;
 
@@ -290,7 +290,7 @@ class Fuzz {
 
       default: {
         p.replaced = true;
-        tell("hook that gives its own, on " + p.text);
+        tell("hook that replaces, on " + p.text);
         const at::Tensor fixed = fresh(p.ours.sizes()), theirs = exact(fixed);
         keep("a gradient given by a hook", fixed);
         p.ours.register_hook([fixed](const at::Tensor&) { return fixed; });
@@ -352,8 +352,8 @@ class Fuzz {
 
     for (const auto* list : {&nodes_, &parameters_}) {
       for (const auto& p : *list) {
-        // If a hook replaced the gradient, torch returns the one before the hook if the gradient
-        // flows further back, and otherwise the one after the hook.
+        // If a hook replaced the gradient, torch returns the gradient before the hook if the
+        // gradient flows further back, and otherwise the gradient after the hook.
         if (p.replaced || draw(2) == 0) continue;
         xs.push_back(p.ours);
         txs.push_back(p.theirs);

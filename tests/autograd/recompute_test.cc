@@ -1,4 +1,5 @@
-// Tests of recomputation: the same graph and the same bits with less memory.
+// Tests of recomputation: the same graph and bitwise the same gradients as without recomputation,
+// with less memory.
 #include <thread>
 
 #include "amp/amp.h"
@@ -23,7 +24,7 @@ namespace {
 
 using namespace lathe;
 
-/// Counts the ops that run while it is alive.
+/// Counts the ops that run while this object exists.
 struct OpsRun {
   int64_t n = 0;
   const ObserveOps observe{{.on_result = [this](const OpResult&) { ++n; }}};
@@ -50,11 +51,11 @@ TEST_CASE("a recomputed function keeps no saved tensors until backward reaches i
   const auto plain = held(false), less = held(true);
   CHECK(less == 64 * 64 * 4);  // the result
   CHECK(plain ==
-        2 * less);  // also the exponential; the other saved tensors are inputs or the result
+        2 * less);  // the exponential is also kept; other saved tensors are inputs or the result
 }
 
 TEST_CASE(
-    "recomputed gradients have the same bits with several inputs, results and captured Variables",
+    "recomputed gradients are bitwise exact with several inputs, results and captured Variables",
     "[recompute]") {
   const Variable w = Variable::parameter(torch::randn({8, 8}));
   const at::Tensor a0 = torch::randn({8, 8}), b0 = torch::randn({8, 8});
@@ -62,7 +63,7 @@ TEST_CASE(
     w.leaf().grad.reset();
     const Variable a = Variable::parameter(a0), b = Variable::parameter(b0);
     for (int i = 0; i < (twice ? 2 : 1); ++i) {
-      const Variable outside = exp(b);  // captured: neither a parameter nor an argument
+      const Variable outside = exp(b);  // a captured Variable, neither a parameter nor an argument
       const auto f = [w, outside, again](const Variable& p, const Variable& q) {
         const auto inner = [w](const Variable& z) { return tanh(matmul(z, w)); };
         const Variable h = again ? recompute(inner, p * outside) : inner(p * outside);
@@ -149,7 +150,7 @@ TEST_CASE("recomputation refuses a function that runs other ops, and inputs that
   ids.fill_(2);
   CHECK_THAT(error_of([&] { backward(sum(rows)); }),
              ContainsSubstring("int64[2]") && ContainsSubstring("in place"));
-  // The control: changing a tensor that the function does not use is not an error.
+  // Changing a tensor that the function does not use is not an error.
   const Variable z = recompute([](const Variable& v) { return v * 2.0; }, x);
   w.data().add_(1);
   CHECK(error_of([&] { backward(sum(z)); }) == "");
@@ -241,7 +242,7 @@ void trains_the_same(const std::string& what, Make&& make, Loss&& loss,
 }
 
 TEST_CASE(
-    "every kind of model trains with the same bits under every policy in each precision, with "
+    "every kind of model trains bitwise the same under every policy in each precision, with "
     "dropout and accumulation",
     "[recompute]") {
   const std::vector<at::ScalarType> dtypes{at::kFloat, at::kBFloat16, at::kHalf};
@@ -313,8 +314,7 @@ TEST_CASE("a recomputed function can't differentiate through its own ops", "[rec
   CHECK_THAT(error_of([&] { recompute_selectively(selection, gradient, x); }),
              ContainsSubstring("recompute: ") && ContainsSubstring("grad()"));
 
-  // The controls: a graph from outside may be differentiated, and so may this without
-  // recomputation.
+  // A graph from outside may be differentiated. Without recomputation, so may the function's ops.
   const Variable y = sum(x * x);
   const auto outside = [&](const Variable& v) { return v * grad(y, {x}, {}, false, true)[0]; };
   const Variable z = recompute(outside, x);
@@ -405,7 +405,7 @@ TEST_CASE("groups have 1 block under `blocks` and ceil(sqrt(n)) blocks under `sq
   }
 }
 
-TEST_CASE("a range of blocks is recomputed, and the others are not", "[recompute]") {
+TEST_CASE("a range of blocks is recomputed, and the other blocks are not", "[recompute]") {
   const Variable x = Variable::parameter(torch::ones({2}));
   std::vector<size_t> order;
   int64_t blocks = 0;

@@ -1,5 +1,5 @@
-// Tests that sums and means of rows, and softmax, become parts of fused ops with the same bits as
-// the ops run one by one.
+// Tests that sums and means of rows, and softmax, become parts of fused ops, whose results are
+// bitwise equal to those of the ops run one by one.
 #include <cmath>
 #include <functional>
 
@@ -56,8 +56,9 @@ Variable masked_softmax(const Variable& x, const Variable& w) {
   return softmax(masked_fill(x * 0.3, future, -INFINITY), -1) * w;
 }
 
-TEST_CASE("functions of rows become one op with the same bits", "[deferred][row_chains]") {
-  // The last value of each entry is the number of ops of the function.
+TEST_CASE("functions of rows become one op with bitwise the same results",
+          "[deferred][row_chains]") {
+  // The last value of each entry is the number of ops in the function.
   const std::vector<std::tuple<const char*, RowFunction, int64_t>> functions{
       {"layer norm", norm_by_hand, 8},
       {"masked softmax", masked_softmax, 4},
@@ -125,14 +126,14 @@ TEST_CASE("functions of rows become one op with the same bits", "[deferred][row_
   }
 }
 
-TEST_CASE("a gradient of one value per row has the same bits in the ops before it",
+TEST_CASE("fusion does not change a bit of gradients that flow through one value per row",
           "[deferred][row_chains]") {
   // Without fusion, such a gradient is an expanded tensor.
   const std::vector<std::pair<const char*, RowFunction>> functions{
       {"from a fused mean",
        [](const Variable& x, const Variable& w) {
          const Variable h = gelu(x, Gelu::exact);
-         h.data();  // computes it
+         h.data();  // computes h
          return w + mean(h, {-1}, true);
        }},
       {"from an op that is not fused",
@@ -175,12 +176,13 @@ TEST_CASE("a fused norm keeps its input and values per row", "[deferred][row_cha
         is_deferred ? deferred([&] { return norm_by_hand(x, w); }) : norm_by_hand(x, w);
     return used() - before;
   };
-  // y and two means, instead of the centered values, the scaled ones and y.
+  // The fused norm keeps y and two means. Without fusion, the centered values, the scaled values
+  // and y are kept.
   CHECK(kept(true) == (columns + 2) * rows * 4);
   CHECK(kept(false) > 3 * columns * rows * 4);
 }
 
-TEST_CASE("functions of rows that a fused op can't contain run as without it",
+TEST_CASE("functions of rows that a fused op can't contain run as without fusion",
           "[deferred][row_chains]") {
   const auto fused_ops = [](const RowFunction& f, int64_t rows, int64_t columns) {
     const RowPass ours = run_rows(f, true, 1, rows, columns),
@@ -198,34 +200,34 @@ TEST_CASE("functions of rows that a fused op can't contain run as without it",
   CHECK(fused_ops(norm_by_hand, 129, 1000) == 8);
   CHECK(fused_ops(with_sigmoid, 128, 1000) == 9);
   CHECK(fused_ops(with_sigmoid, 129, 1000) == 8);
-  // A single row, whose sum ATen may divide among threads.
+  // A single row is not fused, since ATen may divide its sum among threads.
   CHECK(fused_ops(norm_by_hand, 1, 40) < 8);
-  // Sums over another dim.
+  // Sums over another dim are not fused.
   const RowFunction over_columns = [](const Variable& x, const Variable& w) {
     return (x - mean(x, {0}, true)) * w;
   };
   CHECK(fused_ops(over_columns, 6, 40) == 2);
-  // A mean in bfloat16, which is rounded once.
+  // A mean in bfloat16 is not fused, since it is rounded once.
   const RowFunction low = [](const Variable& x, const Variable& w) {
     const Variable h = cast(x, at::kBFloat16);
     return (h - mean(h, {-1}, true)) * w;
   };
   CHECK(fused_ops(low, 6, 40) < 4);
-  // gelu() of values per row, which ATen divides among threads in its own way.
+  // gelu() of values per row is not fused, since ATen divides them among threads in another way.
   const RowFunction gelu_per_row = [](const Variable& x, const Variable& w) {
     return gelu(sum(x * w, {-1}, true) * 0.1, Gelu::exact) * 2.0 + x;
   };
   CHECK(fused_ops(gelu_per_row, 65, 128) < 6);
-  // Short rows.
+  // Short rows are not fused.
   CHECK(fused_ops(norm_by_hand, 6, 15) < 8);
-  // A mask with one element per row.
+  // A mask with one element per row is not fused.
   const RowFunction masked = [](const Variable& x, const Variable& w) {
     const at::Tensor mask = torch::arange(x.size(0)).remainder(2).to(at::kBool).unsqueeze(1);
     return masked_fill(mean(x, {-1}, true), mask, 0.5) * x + w;
   };
   CHECK(fused_ops(masked, 6, 40) < 4);
 
-  // ATen's kernels sum rows in another order.
+  // ATen's kernels, which sum rows in another order, are not fused.
   use_kernels(false);
   CHECK(fused_ops(norm_by_hand, 6, 40) < 8);
   use_kernels(true);
@@ -243,8 +245,8 @@ TEST_CASE("second derivatives go through functions of rows", "[fused][row_chains
       const Variable first = grad(sum(y * y), {x}, {}, /*create_graph=*/true)[0];
       second[k] = grad(sum(first * first * first), {x})[0].data();
     }
-    // Both are sums of the same products in another order: rounding errors of single operations,
-    // relative to the largest value.
+    // Both second derivatives are sums of the same products in another order. They differ by
+    // rounding errors of single operations, relative to the largest value.
     const double scale = second[0].abs().max().item<double>();
     CHECK((second[0] - second[1]).abs().max().item<double>() < 1e-5 * scale);
   }

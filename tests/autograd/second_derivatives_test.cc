@@ -29,7 +29,8 @@ TEST_CASE("every row of the op table checks second derivatives", "[second_deriva
   }
 }
 
-/// Returns the gradients, in x, of a weighted sum of the gradients of a weighted sum of f(x).
+/// Returns second derivatives: the gradients with respect to x of a weighted sum of the gradients
+/// of a weighted sum of f(x).
 std::vector<at::Tensor> second_of(const std::function<Variable(V)>& f,
                                   const std::vector<at::Tensor>& x) {
   std::vector<Variable> in;
@@ -104,7 +105,7 @@ TEST_CASE("second derivatives of fused ops in float32 agree with those in float6
     const auto ours = second_of(fused.f, low), wanted = second_of(fused.f, wide);
     for (size_t i = 0; i < ours.size(); ++i) {
       REQUIRE(ours[i].defined() == wanted[i].defined());
-      if (!ours[i].defined()) continue;  // as for a bias on which no first derivative depends
+      if (!ours[i].defined()) continue;  // for example, a bias on which no first derivative depends
       const double error = (ours[i].to(at::kDouble) - wanted[i]).abs().max().item<double>();
       CHECK(ours[i].scalar_type() == at::kFloat);
       CHECK(error <= 1e-4 * std::max(1.0,
@@ -123,7 +124,7 @@ TEST_CASE("second derivatives of fused ops in float32 agree with those in float6
       std::vector{Variable(x)});
 }
 
-TEST_CASE("second derivatives of an fp8 layer are near those of the exact layer",
+TEST_CASE("second derivatives of an fp8 layer are near the exact layer's second derivatives",
           "[second_derivatives]") {
   const Variable x = Variable::parameter(torch::randn({16, 16})),
                  w = Variable::parameter(torch::randn({16, 16}));
@@ -141,8 +142,8 @@ TEST_CASE("second derivatives of an fp8 layer are near those of the exact layer"
     return w.grad().clone();
   };
   const at::Tensor exact = penalty(at::kFloat), rounded = penalty(at::kFloat8_e4m3fn);
-  // e4m3 keeps 4 bits: a relative error of 2^-4 in each of three factors, which partly cancel in
-  // sums of 16
+  // e4m3 keeps 4 bits. Each of three factors has a relative error of 2^-4. These errors partly
+  // cancel in sums of 16 terms.
   CHECK((exact - rounded).norm().item<double>() < 0.15 * exact.norm().item<double>());
 }
 
@@ -199,8 +200,8 @@ TEST_CASE("vjp, jvp and hvp agree with central differences, with LibTorch and wi
     CHECK(curved[i].data().allclose((above[i].data() - below[i].data()) / (2 * eps), 1e-5, 1e-7));
     CHECK(curved[i].data().allclose(wanted[i], 1e-11, 1e-12));
   }
-  // Derivatives are zero for inputs on which a function does not depend, and second derivatives
-  // also for inputs on which it depends linearly.
+  // Derivatives are zero for inputs on which a function does not depend, and second derivatives are
+  // also zero for inputs on which the function depends linearly.
   CHECK(vjp([](V in) { return sum(in[0]); }, x).second[1].data().eq(0).all().item<bool>());
   CHECK(hvp([](V in) { return sum(in[0]) + sum(in[1]); }, x, u)
             .second[0]
@@ -265,7 +266,7 @@ TEST_CASE("a Hessian-vector product through a GPT agrees with differences of its
   }
 }
 
-TEST_CASE("a step with a gradient penalty has the gradient of its whole loss",
+TEST_CASE("a step with a gradient penalty has the gradient of its complete loss",
           "[second_derivatives]") {
   // Gulrajani et al. 2017: the penalty (|d critic / d x| - 1)^2 is added to the critic's loss. The
   // layers are fused.

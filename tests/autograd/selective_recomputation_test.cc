@@ -1,5 +1,5 @@
-// Tests of selective recomputation: the results with the most FLOPs per byte are kept, the others
-// are recomputed, and gradients are bitwise equal to those without recomputation.
+// Tests of selective recomputation: the results with the most FLOPs per byte are kept, other
+// results are recomputed, and gradients are bitwise equal to those without recomputation.
 #include "autograd/create.h"
 #include "autograd/engine.h"
 #include "autograd/op.h"
@@ -48,7 +48,7 @@ Variable counted_product(const Variable& a, const Variable& b) {
 
 constexpr double whole_share = 1e9;
 
-TEST_CASE("a kept result is not computed again, and a dropped one is",
+TEST_CASE("a kept result is not computed again, but a dropped result is",
           "[selective_recomputation]") {
   const Variable x = Variable::parameter(torch::randn({8, 8})),
                  w = Variable::parameter(torch::randn({8, 8}));
@@ -103,7 +103,7 @@ TEST_CASE("keeping a result that is held outside costs no memory", "[selective_r
 
 TEST_CASE("the matrix products with the most FLOPs per byte are kept, within the share",
           "[selective_recomputation]") {
-  // [64, 8] x [8, 64] has 16 FLOPs per element of its result, [64, 64] x [64, 8] has 128.
+  // [64, 8] x [8, 64] has 16 FLOPs per element of its result, and [64, 64] x [64, 8] has 128.
   const Variable x = Variable::parameter(torch::randn({64, 64})),
                  narrow = Variable::parameter(torch::randn({64, 8})),
                  wide = Variable::parameter(torch::randn({8, 64}));
@@ -121,7 +121,8 @@ TEST_CASE("the matrix products with the most FLOPs per byte are kept, within the
   };
 
   // Without recomputation, the ops would save 64 x 8 elements twice for the first product (its
-  // result and intermediate), 64 x 64 elements twice for the second one, and the results of tanh.
+  // result and intermediate), 64 x 64 elements twice for the second product, and the results of
+  // tanh.
   CHECK(runs_of({.share = 0}) == 4);
   CHECK(runs_of({.share = 0.15}) == 3);
   CHECK(runs_of({.share = 1}) == 2);
@@ -131,7 +132,7 @@ TEST_CASE("the matrix products with the most FLOPs per byte are kept, within the
   CHECK(runs_of({.share = 0, .spare = 2 * 64 * 8 * 4 - 1}) == 4);
 }
 
-TEST_CASE("any op can be kept: gradients have the bits of those without recomputation",
+TEST_CASE("any op can be kept, and gradients stay bitwise equal to those without recomputation",
           "[selective_recomputation]") {
   int64_t compared = 0;
   for (const test::OpCase& row : test::op_table()) {

@@ -27,7 +27,7 @@ void check_format(const FloatFormat& f) {
   CHECK(f.infinities == Limits::has_infinity);
 }
 
-TEST_CASE("float formats have the numbers of their types", "[describe_tensor]") {
+TEST_CASE("the numbers of float formats agree with their C++ types", "[describe_tensor]") {
   const auto& all = float_formats();
   const auto of = [&](const std::string& name) {
     return *std::find_if(all.begin(), all.end(),

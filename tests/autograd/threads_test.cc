@@ -1,5 +1,6 @@
-// Ops must give the same bits on any number of threads. Rows of the op table are small, and ATen
-// computes small tensors on one thread, so reductions are also run on large tensors.
+// Tests that results of ops do not depend on the number of threads, to the bit. Rows of the op
+// table are small, and ATen computes small tensors on one thread, so reductions are also run on
+// large tensors.
 #include <ATen/Parallel.h>
 
 #include <functional>
@@ -30,7 +31,7 @@ class Threads {
 };
 
 /// Returns the result of `f`, and the gradients of a weighted sum of its elements with respect to
-/// the inputs that require one.
+/// the inputs that require a gradient.
 std::vector<at::Tensor> results_of(const std::function<Variable(const Variables&)>& f,
                                    const Variables& inputs) {
   const StepRandom random = lathe::test::step_random;
@@ -52,7 +53,8 @@ std::vector<at::Tensor> results_of(const std::function<Variable(const Variables&
   return all;
 }
 
-/// Returns the numbers of threads with which the bits differ from those on one thread.
+/// Returns the numbers of threads with which the results are not bitwise equal to those of one
+/// thread.
 std::vector<int> differing_thread_counts(const std::function<Variable(const Variables&)>& f,
                                          const Variables& inputs) {
   const Threads restored;
@@ -83,10 +85,10 @@ Variables random(const std::vector<std::vector<int64_t>>& shapes, at::ScalarType
 }
 
 /// Returns whether an op calls an ATen function that divides its work by the number of threads, so
-/// that its bits depend on that number (docs/internals/randomness.md).
+/// that its result depends on that number (docs/internals/randomness.md).
 bool depends_on_thread_count(const std::string& op) { return op.starts_with("conv"); }
 
-TEST_CASE("every op but convolutions has the same bits on any number of threads", "[threads]") {
+TEST_CASE("every op but convolutions is bitwise equal on any number of threads", "[threads]") {
   for (const OpCase& row : op_table()) {
     if (depends_on_thread_count(row.op)) continue;
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -96,7 +98,7 @@ TEST_CASE("every op but convolutions has the same bits on any number of threads"
   }
 }
 
-TEST_CASE("reductions of large tensors have the same bits on any number of threads", "[threads]") {
+TEST_CASE("reductions of large tensors are bitwise equal on any number of threads", "[threads]") {
   struct Case {
     std::string name;
     std::vector<std::vector<int64_t>> shapes;

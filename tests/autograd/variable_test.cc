@@ -111,7 +111,7 @@ TEST_CASE(
   CHECK(w.as_leaf() != nullptr);
   CHECK_THAT(error_of([&] { y.backward(); }),
              ContainsSubstring("mul: ") && ContainsSubstring("in place"));
-  sum(w).backward();  // the control: a new graph takes the new values
+  sum(w).backward();  // a new graph uses the new values without an error
 
   // Arithmetic that would replace a parameter or change a temporary is an error.
   CHECK_THAT(error_of([&] { w += 1; }),
@@ -175,7 +175,7 @@ TEST_CASE("a tensor is a constant where a Variable is expected, and tensors keep
   static_assert(std::is_same_v<decltype(t + t), at::Tensor>);
   static_assert(std::is_same_v<decltype(t + x), Variable>);
   static_assert(std::is_same_v<decltype(1 / x), Variable>);
-  static_assert(!std::is_convertible_v<Variable, at::Tensor>);  // it would lose its graph
+  static_assert(!std::is_convertible_v<Variable, at::Tensor>);  // the Variable would lose its graph
   at::Tensor own = t * 2.0;
   own += 1;
   own *= t;
@@ -237,7 +237,7 @@ TEST_CASE("Variables are made from numbers, shapes, ranges and seeds", "[variabl
   const at::Tensor ids = torch::tensor({{1, 0}, {2, 1}}, at::kLong);
   CHECK(lathe::one_hot(ids, 3).data().equal(torch::one_hot(ids, 3).to(at::kFloat)));
 
-  // The same seed gives the same values, and another seed gives others.
+  // The same seed gives the same values, and another seed gives other values.
   const Variable a = randn({100, 100}, 1), b = randn({100, 100}, 1), c = randn({100, 100}, 2);
   CHECK(a.data().equal(b.data()));
   CHECK(!a.data().equal(c.data()));
@@ -288,7 +288,7 @@ TEST_CASE("a frozen parameter gets no gradient, and can be trained again", "[var
   CHECK(constant.as_leaf() != nullptr);
 }
 
-TEST_CASE("a cast that autocast caches passes no gradient to a parameter that was frozen since",
+TEST_CASE("a cached cast passes no gradient to a parameter that was frozen after the cast",
           "[variable]") {
   Variable w = Variable::parameter(torch::ones({2, 2}));
   const Variable x = Variable::parameter(torch::ones({1, 2}));
@@ -334,7 +334,7 @@ TEST_CASE("parameters are frozen by pattern", "[variable]") {
   CHECK(!matches("", "a"));
 }
 
-TEST_CASE("hooks can be removed, also by themselves and after their graph is gone", "[variable]") {
+TEST_CASE("hooks can be removed, even by themselves and after their graph is gone", "[variable]") {
   const Variable x = param({2});
   int seen = 0, finished = 0;
   HookHandle gone, own;

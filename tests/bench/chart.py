@@ -3,7 +3,8 @@
 
 The chart shows the speed of Lathe's training steps relative to tuned PyTorch.
 
-performance.py calls it after it has measured the table; run it by itself after an edit.
+performance.py runs this script after it has measured the table. Run the script yourself after an
+edit of the table.
 """
 import pathlib
 

@@ -12,7 +12,7 @@ DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. The tables ar
   walk    Two models, with 355 million and 1.5 billion parameters. Each is trained in memory, and
           again with optimizer state (1.5 billion: also parameters) on the disk, in a control group
           of 3 or 8 GB, where the run is killed and resumed. Equal SHA-256 sums of the last weights
-          show that both runs have the same bits. Needs root, 20 GB of free memory and 50 GB of
+          show that both runs are bitwise equal. Needs root, 20 GB of free memory and 50 GB of
           disk.
 
 --peer: a Python with PyTorch, for PyTorch's columns.

@@ -1,5 +1,5 @@
-// GPT-2 whose norms, activations and attention are written in plain ops, as a model kind "plain".
-// tests/bench/plain_ops.py compares it with the built-in kind "gpt".
+// Adds the model kind "plain": GPT-2 whose norms, activations and attention are written in plain
+// ops. tests/bench/plain_ops.py compares this kind with the built-in kind "gpt".
 #include <ATen/ops/ones.h>
 
 #include <cmath>

@@ -4,7 +4,8 @@
 
 Builds plain_gpt.cc against the build folder BUILD. Trains models of two sizes in turn: with the
 kind "gpt", and with the kind "plain" with and without train.fuse. Prints the time of a step (the
-median of the medians of the rounds), its ratio to that of "gpt", and the peak memory of tensors.
+median of the medians of the rounds), its ratio to the time of "gpt", and the peak memory of
+tensors.
 """
 import argparse
 import shutil

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the experiments of docs/reference/precision.md and writes their tables into it.
+"""Runs the experiments of docs/reference/precision.md and writes their tables into that page.
 
 usage: tests/bench/precision.py [--lathe build/lathe] [--runs runs/precision] [accuracy masters gradients accumulation memory loading]
 
@@ -48,7 +48,8 @@ class Experiments:
             wide = wide or mean
             rows.append(f"| {dtype} | " + " | ".join(f"{x:.4f}" for x in losses)
                         + f" | {mean:.4f} | {100 * (mean / wide - 1):+.2f}% |")
-        rows += ["", "Seed 1 alone, variants:", "", "| setting | validation loss |", "|---|---|"]
+        rows += ["", "The next table shows variants with seed 1:", "",
+                 "| setting | validation loss |", "|---|---|"]
         for name, text, flags in (
                 ("fp8e0-1", "fp8 in every block (`amp.fp8_edge_blocks = 0`)", FP8_ALL),
                 ("fp8d-1", "the same with delayed scaling", [*FP8_ALL, "--amp.fp8_scaling=delayed"]),
@@ -74,7 +75,9 @@ class Experiments:
             lost = [f"{100 * steps[s]['updates_lost']:.0f}%" if "updates_lost" in steps[s] else "" for s in (10, 2000)]
             rows.append(f"| {text} | {self.val_loss(metrics, False):.4f} | {self.val_loss(metrics):.4f} | "
                         + " | ".join(lost) + " |")
-        rows += ["", "The same count in the ordinary recipe (learning rate 1e-3 falling to 1e-4), fp16 without masters:",
+        rows += ["",
+                 "The next table counts lost updates of fp16 without masters in the recipe above",
+                 "(the learning rate falls from 1e-3 to 1e-4):",
                  "", "| step | learning rate | updates lost |", "|---|---|---|"]
         for m in self.train("fp16nm-1", 1, "--amp.dtype=fp16", NO_MASTER):
             if m["step"] in (10, 100, 1000, 1500, 2000) and "loss" in m:

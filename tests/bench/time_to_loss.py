@@ -6,11 +6,11 @@ its 2000 steps.
 
   tests/bench/time_to_loss.py LATHE DATA [--seeds 1 2 3] [--ends-only] [--keep FOLDER]
 
-DATA holds tinyshakespeare.txt. Rows are trained in turns, seed by seed, so that a machine that slows down slows all of
-them. Time is that of `lathe train` from start to end, without evaluation. The loss is that of
-`lathe eval` over the complete validation split. --ends-only: only the first and the last row. Exits
-with 1 if the last row's mean loss is above the first's, or its time above half of the first's.
-Exits with 77 if DATA is missing.
+DATA holds tinyshakespeare.txt. Rows are trained in turns, seed by seed, so that a machine that slows down slows all
+rows. The time is that of `lathe train` from start to end, without evaluation. The loss is that of
+`lathe eval` over the complete validation split. --ends-only trains only the first and the last row.
+Exits with 1 if the last row's mean loss is above the first row's, or if its time is above half of
+the first row's. Exits with 77 if DATA is missing.
 """
 import argparse
 import json
@@ -85,7 +85,7 @@ def main():
     if not a.keep:
         shutil.rmtree(folder)
     if mean[-1][0] > mean[0][0] or mean[-1][1] > mean[0][1] / 2:
-        sys.exit("FAILED: the last row does not reach the first one's loss in half its time")
+        sys.exit("FAILED: the last row does not reach the first row's loss in half its time")
 
 
 main()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reference peer of the model kinds rnn, convnet and mlp: the same models in plain PyTorch, on
+"""Trains the models of Lathe's kinds rnn, convnet and mlp in plain PyTorch, as a reference, on
 random data of the same shapes.
 
 Training: cross-entropy, clipping of the global norm at 1, fused AdamW. The last line is a JSON object with the median

@@ -19,7 +19,7 @@ constexpr int64_t megabyte = 1 << 20;
 
 at::Tensor bytes(int64_t n) { return at::empty({n}, at::kByte); }
 
-/// Returns a number below n, the same on every machine.
+/// Returns a random number below n that depends only on i.
 int64_t draw(uint64_t i, int64_t n) {
   return static_cast<int64_t>(philox(counter(i, 0), make_key(1, hash_name("allocator")))[0] %
                               static_cast<uint64_t>(n));
@@ -62,7 +62,7 @@ TEST_CASE("shapes that change from step to step reserve less than 1.3 times the 
   CHECK(held_against_peak() < 1.3);
 }
 
-TEST_CASE("a block slightly larger than its huge pages does not make another one resident",
+TEST_CASE("a block slightly larger than its huge pages makes no further huge page resident",
           "[allocator]") {
   const DryRunMemory fresh;  // its first segments are as large as their blocks
   std::vector<at::Tensor> kept;
@@ -71,11 +71,11 @@ TEST_CASE("a block slightly larger than its huge pages does not make another one
     kept.push_back(bytes(n));
     return memory_stats().touched - before;
   };
-  CHECK(touched_by(4 * megabyte) == 4 * megabyte + 4096);  // with its header
+  CHECK(touched_by(4 * megabyte) == 4 * megabyte + 4096);  // with the block's header
   CHECK(touched_by(6 * megabyte + 200000) == 6 * megabyte + 200704);
   // The next block in the same segment counts in small pages too.
   CHECK(touched_by(100 * 4096 - 64) == 100 * 4096);
-  CHECK(touched_by(6 * megabyte + megabyte / 2) == 8 * megabyte);  // the control
+  CHECK(touched_by(6 * megabyte + megabyte / 2) == 8 * megabyte);  // rounded up to a huge page
   kept.clear();
 }
 
@@ -138,7 +138,7 @@ TEST_CASE("blocks are aligned, do not overlap, and count in their category, from
         before.used[static_cast<size_t>(Memory::gradients)] + 5 * megabyte);
 }
 
-TEST_CASE("memory behind a tensor and that of freed tensors is poisoned for the address sanitizer",
+TEST_CASE("memory behind tensors and memory of freed tensors is poisoned for AddressSanitizer",
           "[allocator]") {
   if (__asan_address_is_poisoned == nullptr) {
     SUCCEED("built without the address sanitizer");
@@ -148,7 +148,7 @@ TEST_CASE("memory behind a tensor and that of freed tensors is poisoned for the 
   for (const int64_t size :
        {int64_t{1}, int64_t{100}, int64_t{3000}, int64_t{100001}, 3 * megabyte}) {
     at::Tensor t = bytes(size);
-    const at::Tensor next = bytes(size);  // so that the first one's memory stays within a segment
+    const at::Tensor next = bytes(size);  // keeps memory behind t within t's segment
     const char* const p = static_cast<const char*>(t.const_data_ptr());
     CHECK_FALSE(closed(p));
     CHECK_FALSE(closed(p + size - 1));
@@ -162,7 +162,7 @@ TEST_CASE("memory behind a tensor and that of freed tensors is poisoned for the 
 TEST_CASE("a tensor that fills its segment exactly is found in it", "[allocator]") {
   // Segments are multiples of huge pages of 2 MiB, and a block has some bytes in front of its data.
   // Each of these tensors is larger than all memory that the allocator has free, so it gets a
-  // segment of its own.
+  // separate segment.
   std::vector<at::Tensor> kept;
   for (int64_t overhead = 0; overhead <= 512; overhead += 64) {
     const int64_t size = (100 + 2 * std::ssize(kept)) * megabyte - overhead;

@@ -1,4 +1,4 @@
-// Tests that chains of elementwise ops have the same bits as ATen's ops run one by one, for any
+// Tests that chains of elementwise ops are bitwise equal to ATen's ops run one by one, for any
 // layout, dtype, size and number of threads.
 #include "core/kernels/chain.h"
 
@@ -17,7 +17,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Returns whether two tensors have the same bits. NaNs may differ in their payload.
+/// Returns whether two tensors are bitwise equal. NaNs may differ in their payload.
 bool has_chain_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
   const at::Tensor x = a.to(at::kFloat), y = b.to(at::kFloat);
@@ -98,7 +98,7 @@ std::vector<ChainCase> chain_cases() {
   };
 }
 
-/// Runs a chain on tensors; the result has the shape of the first one.
+/// Runs a chain on tensors; the result has the shape of the first tensor.
 at::Tensor run_chain(const Chain& chain, const std::vector<at::Tensor>& in, at::ScalarType dtype) {
   const at::Tensor y = torch::full(in[0].sizes(), 123, dtype);
   std::vector<const void*> inputs;
@@ -108,7 +108,8 @@ at::Tensor run_chain(const Chain& chain, const std::vector<at::Tensor>& in, at::
   return y;
 }
 
-TEST_CASE("each op of a chain has ATen's bits, at every size and number of threads", "[chain]") {
+TEST_CASE("each op of a chain is bitwise equal to ATen's, for any size and number of threads",
+          "[chain]") {
   torch::manual_seed(1);
   const int threads = at::get_num_threads();
   for (const ChainCase& c : chain_cases()) {
@@ -136,7 +137,7 @@ TEST_CASE("each op of a chain has ATen's bits, at every size and number of threa
   at::set_num_threads(threads);
 }
 
-TEST_CASE("a chain passes values on, keeps those needed later, and selects by masks", "[chain]") {
+TEST_CASE("a chain passes values on, keeps values needed later, and selects by masks", "[chain]") {
   torch::manual_seed(2);
   const int64_t rows = 37, columns = 29, n = rows * columns;
   const at::Tensor x = chain_numbers({rows, columns}, at::kFloat),
@@ -181,7 +182,7 @@ TEST_CASE("a chain passes values on, keeps those needed later, and selects by ma
   });
 }
 
-TEST_CASE("a chain rounds float32 to bfloat16 as ATen does, NaNs too", "[chain]") {
+TEST_CASE("a chain rounds float32 to bfloat16 as ATen does, including NaNs", "[chain]") {
   torch::manual_seed(4);
   const at::Tensor special = chain_numbers({4001}, at::kFloat);
   // Replace zeros and subnormal numbers, since the conversion instruction of some processors does
@@ -215,7 +216,7 @@ RowValues rows_by_aten(const at::Tensor& x, const at::Tensor& weight, const at::
   return v;
 }
 
-/// Computes the same values with a chain. If `calls`, also computes `smooth`, with ATen's
+/// Computes the same values with a chain. If `calls` is true, also computes `smooth`, with ATen's
 /// functions.
 RowValues rows_by_chain(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                         bool calls) {

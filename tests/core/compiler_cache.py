@@ -3,8 +3,8 @@
 compiler_cache.py LAUNCHER... COMPILER
 
 ccache must not return the header that was precompiled before the change, because GCC would then
-include the changed header a second time and report each class as defined twice. As a control, the
-compilation without CCACHE_DEPEND must fail in this way.
+include the changed header a second time and report each class as defined twice. The compilation
+without CCACHE_DEPEND must fail in this way, which shows that the test notices the error.
 """
 import os
 import pathlib
@@ -52,5 +52,5 @@ if not any("ccache" in word for word in command):
 if not compiles(command):
     sys.exit("after a change to a comment, ccache returned the old precompiled header")
 if compiles([word for word in command if not word.startswith("CCACHE_DEPEND")]):
-    sys.exit("control: without CCACHE_DEPEND, the old precompiled header was expected")
+    sys.exit("without CCACHE_DEPEND, ccache should return the old precompiled header")
 print("a changed comment is compiled again")

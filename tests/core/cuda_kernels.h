@@ -1,5 +1,5 @@
-// Helpers for tests of GPU kernels on the stand-in for CUDA: the orders in which it runs threads,
-// and how results are compared.
+// Helpers for tests of GPU kernels on the stand-in for CUDA, which runs CUDA kernels on the CPU:
+// the orders in which the stand-in runs threads, and how results are compared.
 #pragma once
 
 #include <hwy/targets.h>
@@ -16,9 +16,10 @@ using stand_in::Order;
 inline constexpr Order orders[] = {Order::forward, Order::backward, Order::shuffled};
 inline constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
 
-/// While alive, the stand-in runs threads in this order, and the CPU's kernels use the compiler's
-/// baseline instructions. On x86-64 these have no fused multiply-add, so both sides, which share
-/// the source of their formulas, round in the same way. On other CPUs, a bit may differ.
+/// Until destroyed, makes the stand-in run threads in this order, and makes the CPU's kernels use
+/// the compiler's baseline instructions. On x86-64 these instructions have no fused multiply-add,
+/// so both sides, which share the source of their formulas, round in the same way. On other CPUs, a
+/// bit may differ.
 struct ThreadOrder {
   int64_t targets = hwy::SupportedTargets();
 
@@ -33,7 +34,7 @@ struct ThreadOrder {
   }
 };
 
-/// Returns whether two tensors have the same bits. Two NaNs count as equal, since their sign and
+/// Returns whether two tensors are bitwise equal. Two NaNs count as equal, since their sign and
 /// payload depend on the device.
 inline bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
   const auto bits = a.element_size() == 8   ? at::kLong

@@ -1,5 +1,5 @@
-// Compares the elementwise functions of core/kernels/*.cu with those of the CPU and with their
-// formulas. No GPU is needed: tests/support/cuda/ stands in for CUDA.
+// Compares the elementwise functions of core/kernels/*.cu with the CPU's functions and with their
+// formulas. No GPU is needed, since tests/support/cuda/ runs CUDA kernels on the CPU.
 #include "tests/core/cuda_kernels.h"
 #include "autograd/ops/kernel.h"
 #include "core/dtype.h"
@@ -17,7 +17,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("dropout on a GPU has the bits of the CPU", "[cuda_kernels]") {
+TEST_CASE("dropout on a GPU is bitwise equal to dropout on the CPU", "[cuda_kernels]") {
   torch::manual_seed(1);
   for (const Order order : orders) {
     const ThreadOrder setting(order);
@@ -102,7 +102,8 @@ TEST_CASE("the derivative of GELU on a GPU agrees with ATen in float64", "[cuda_
                                element_of(dtype), n, nullptr) == cudaSuccess);
       const at::Tensor wanted = at::gelu_backward(dy.to(at::kDouble), x.to(at::kDouble), "tanh");
       CHECK(distance(ours, wanted) < tolerance(dtype));
-      if (n > 16) CHECK(distance(ours * 1.02, wanted) > tolerance(dtype));  // the control
+      if (n > 16)  // an error of 2% is detected
+        CHECK(distance(ours * 1.02, wanted) > tolerance(dtype));
 
       x[n - 1] = NAN;
       gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
@@ -133,7 +134,7 @@ TEST_CASE("rotations on a GPU agree with the CPU", "[cuda_kernels]") {
                      width, table.const_data_ptr<float>(), table_rows, back);
         if (rows == 0) continue;
         CHECK(distance(ours, wanted) < tolerance(dtype));
-        CHECK(distance(x, wanted) > tolerance(dtype));  // the control
+        CHECK(distance(x, wanted) > tolerance(dtype));  // a missing rotation is detected
       }
     }
   }
@@ -176,7 +177,8 @@ TEST_CASE("SwiGLU on a GPU agrees with its formula", "[cuda_kernels]") {
       CHECK(distance(da.narrow(1, 0, h), a.grad()) < tolerance(dtype));
       CHECK(distance(db.narrow(1, 0, h), b.grad()) < tolerance(dtype));
       CHECK(da.narrow(1, h, between - h).eq(7).all().item<bool>());
-      CHECK(distance(da.narrow(1, 0, h) * 1.02, a.grad()) > tolerance(dtype));  // the control
+      // An error of 2% is detected.
+      CHECK(distance(da.narrow(1, 0, h) * 1.02, a.grad()) > tolerance(dtype));
     }
   }
   // Far below zero the result is zero, even if it is multiplied by large factors.
@@ -207,7 +209,8 @@ TEST_CASE("SwiGLU on a GPU agrees with its formula", "[cuda_kernels]") {
         cudaErrorInvalidValue);
 }
 
-TEST_CASE("adding two dtypes and scaling on a GPU have ATen's bits", "[cuda_kernels]") {
+TEST_CASE("adding two dtypes and scaling on a GPU are bitwise equal to ATen's ops",
+          "[cuda_kernels]") {
   torch::manual_seed(14);
   for (const auto left : narrow_dtypes) {
     for (const auto right : narrow_dtypes) {
@@ -235,7 +238,7 @@ TEST_CASE("adding two dtypes and scaling on a GPU have ATen's bits", "[cuda_kern
         cudaErrorInvalidValue);
 }
 
-TEST_CASE("packing to e4m3 on a GPU has the bits of the CPU", "[cuda_kernels]") {
+TEST_CASE("packing to e4m3 on a GPU is bitwise equal to packing on the CPU", "[cuda_kernels]") {
   torch::manual_seed(12);
   for (const auto dtype : narrow_dtypes) {
     for (const int64_t n : {1, 64, 127, 128, 300}) {

@@ -170,7 +170,7 @@ TEST_CASE("cross-entropy on a GPU agrees with its formula", "[cuda_rows]") {
     }
   }
 
-  // A target that is not a class, and logits that are not finite.
+  // Test a target that is not a class, and logits that are not finite.
   const at::Tensor logits = torch::zeros({3, 32}), losses = torch::zeros({3}),
                    targets = torch::tensor({32, 1, 1});
   logits[1][0] = NAN;

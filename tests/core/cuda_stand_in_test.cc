@@ -1,4 +1,5 @@
-// Tests that the stand-in for CUDA (tests/support/cuda/) notices errors of kernels.
+// Tests that the stand-in for CUDA, which runs CUDA kernels on the CPU (tests/support/cuda/),
+// notices errors of kernels.
 #include <bit>
 
 #include "autograd/ops/kernel.h"
@@ -56,7 +57,7 @@ __global__ void wait_apart_kernel(unsigned here) {
 TEST_CASE("the stand-in reports a barrier that some threads don't reach", "[cuda_stand_in]") {
   for (const Order order : orders) {
     const ThreadOrder setting(order);
-    for (const unsigned n : {0u, 10u}) {  // the controls
+    for (const unsigned n : {0u, 10u}) {  // no error if no thread or every thread waits
       launch(some_wait_kernel, 3, 10, nullptr, n);
       launch(wait_apart_kernel, 3, 10, nullptr, n);
     }

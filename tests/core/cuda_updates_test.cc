@@ -1,5 +1,5 @@
-// Compares the decision of a step and the updates of parameters on the stand-in for CUDA with those
-// of the CPU.
+// Compares the decision of a step and the updates of parameters with those of the CPU. The GPU's
+// kernels run on the stand-in for CUDA, which runs CUDA kernels on the CPU.
 #include <cstring>
 #include <random>
 
@@ -16,11 +16,12 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("sums of squares of many gradients have equal bits on GPU and CPU", "[cuda_updates]") {
+TEST_CASE("sums of squares of many gradients are bitwise equal on GPU and CPU", "[cuda_updates]") {
   torch::manual_seed(2);
   const int64_t sizes[] = {1, 0, 255, 256, 300, 7}, long_sizes[] = {32768, 32769, 100000, 0};
   std::vector<at::Tensor> grads;
-  for (int64_t i = 0; i < 330; ++i) {  // 128 per launch, not counting empty ones: three launches
+  for (int64_t i = 0; i < 330;
+       ++i) {  // 128 gradients per launch, not counting empty ones: three launches
     const int64_t n = i % 37 == 36 ? long_sizes[i / 37 % 4] : sizes[i % 6];
     // Multiples of 1/8 below 16 have exact squares and sums, so the result does not depend on the
     // order of the sum, which differs between devices.
@@ -69,7 +70,7 @@ bool same(const StepControl& a, const StepControl& b) {
          a.lost == b.lost;
 }
 
-TEST_CASE("the decision of a step has equal bits on GPU and CPU", "[cuda_updates]") {
+TEST_CASE("the decision of a step is bitwise equal on GPU and CPU", "[cuda_updates]") {
   std::mt19937 random(3);
   StepRequest request{.rule = {.kind = rule_kind<NAdam>,
                                .lr = 0.1,
@@ -119,7 +120,7 @@ TEST_CASE("the decision of a step has equal bits on GPU and CPU", "[cuda_updates
     CHECK(count > 3);  // each case occurred
 }
 
-TEST_CASE("the decisions of a step in stages have equal bits on GPU and CPU", "[cuda_updates]") {
+TEST_CASE("the decisions of a step in stages are bitwise equal on GPU and CPU", "[cuda_updates]") {
   std::mt19937 random(4);
   int64_t skips = 0, failures = 0;
   for (const Order order : orders) {
@@ -155,7 +156,7 @@ TEST_CASE("the decisions of a step in stages have equal bits on GPU and CPU", "[
 /// two objects have the same values.
 struct Parameters {
   std::vector<at::Tensor> tensors;  // tensors that `args` point to, with margins on either side
-  std::vector<at::Tensor> sums;     // of squares of the gradients
+  std::vector<at::Tensor> sums;     // sums of squares of the gradients
   std::vector<UpdateArgs> args;
 
   explicit Parameters(const UpdateRule& rule) {
@@ -223,7 +224,7 @@ struct Parameters {
   }
 };
 
-TEST_CASE("updates have equal bits on GPU and CPU", "[cuda_updates]") {
+TEST_CASE("updates are bitwise equal on GPU and CPU", "[cuda_updates]") {
   const std::vector<UpdateRule> rules{
       {.kind = rule_kind<Sgd>, .lr = 1e-3},
       {.kind = rule_kind<Momentum>, .lr = 1e-3, .momentum = 0.9, .dampening = 0.2},
@@ -287,7 +288,7 @@ TEST_CASE("updates have equal bits on GPU and CPU", "[cuda_updates]") {
     }
   }
 
-  // A skipped step must write nothing. A step that is not skipped is the control.
+  // A skipped step must write nothing. A step that is not skipped must write.
   for (const bool skip : {true, false}) {
     Parameters ours(rules.back());
     const StepControl asked{.updates = 1, .skip = skip, .moved = 10, .lost = 4};

@@ -17,7 +17,7 @@ using namespace lathe::test;
 struct Function {
   const char* name;
   ChainOp op, gradient;
-  bool of_result;  // the gradient reads the result, not the input
+  bool of_result;  // whether the gradient reads the result instead of the input
   std::function<at::Tensor(const at::Tensor&)> value;
 };
 
@@ -44,7 +44,7 @@ TEST_CASE("functions of chains and their gradients agree with float64", "[elemen
       INFO(f.name << ", " << set);
       const at::Tensor y = elementwise(with_kernel(f.op), x);
       // The allowed error is some units in the last place. For products with the logistic function,
-      // it is relative to the input, since they vanish far below zero.
+      // the error is relative to the input, since these products vanish far below zero.
       const at::Tensor scale = f.of_result ? exact.abs() : x.to(at::kDouble).abs();
       CHECK((y - exact).abs().le(scale * 1e-6 + 1e-37).all().item<bool>());
 

@@ -52,7 +52,8 @@ TEST_CASE("blocks of each GGUF type are read as the numbers that were packed", "
       values.insert(values.end(), block.values.begin(), block.values.end());
     }
     CHECK(same_bits(read_all(type, bytes), values));
-    // The control: change a bit of the last byte, which holds a scale or numbers in every type.
+    // The comparison must notice a changed bit of the last byte, which holds a scale or numbers in
+    // every type.
     bytes.back() = static_cast<char>(bytes.back() ^ 1);
     CHECK(!same_bits(read_all(type, bytes), values));
   }
@@ -101,7 +102,7 @@ TEST_CASE("Q8_0 and Q4_0 round as ggml's reference does", "[gguf_types]") {
   for (size_t i = 0; i < rounded.size(); ++i)
     CHECK(static_cast<int>(static_cast<int8_t>(eight[2 + i])) == rounded[i]);
 
-  // Among numbers of the largest magnitude, the first one becomes -8 times the scale.
+  // Among numbers of the largest magnitude, the first number becomes -8 times the scale.
   for (const float sign : {1.0F, -1.0F}) {
     values.assign(32, 0.0F);
     values[3] = -8 * sign;
@@ -115,7 +116,7 @@ TEST_CASE("Q8_0 and Q4_0 round as ggml's reference does", "[gguf_types]") {
     CHECK(static_cast<uint8_t>(four[2 + 5]) == (8 | 10 << 4));   // 2.4 + 8.5
   }
 
-  // Zeros, and numbers whose scale is 0 in float16.
+  // Test zeros, and numbers whose scale is 0 in float16.
   for (const float tiny : {0.0F, 1e-10F, std::numeric_limits<float>::denorm_min()}) {
     values.assign(32, tiny);
     for (const GGUFType* type : {&q8, &q4})
@@ -151,7 +152,7 @@ TEST_CASE("quantized blocks agree with LibTorch's arithmetic, and quantize to th
     REQUIRE(written(q4, read_all(q4, four)) == four);
   }
 
-  // A scale beyond float16's range is refused. The control is the largest scale within it.
+  // A scale beyond float16's range is refused, and the largest scale within the range is accepted.
   for (const auto& [type, steps] : {std::pair(&q8, 127.0F), {&q4, 8.0F}}) {
     std::string block(type->bytes, '\0');
     for (const float scale : {65504.0F, 65519.0F, 65520.0F, 1e9F}) {

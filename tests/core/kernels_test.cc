@@ -1,5 +1,5 @@
-// Compares the CPU kernels with ATen, on any number of threads and any instruction set. Their ops
-// are in the op table too.
+// Compares the CPU kernels with ATen, on any number of threads and any instruction set. The op
+// table also checks the ops that use these kernels.
 
 #include <ATen/Parallel.h>
 
@@ -31,8 +31,8 @@ bool skip_without(at::ScalarType dtype) {
   return true;
 }
 
-/// Returns the code paths that this machine can run: its own, and those of machines with fewer
-/// instructions.
+/// Returns the code paths that this machine can run: the path for its instructions, and the paths
+/// for fewer instructions.
 std::vector<Isa> paths() {
   std::vector<Isa> out;
   for (const Isa isa : {Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
@@ -41,7 +41,7 @@ std::vector<Isa> paths() {
   if (out.empty()) WARN("skipped: on this CPU, all matrix products use ATen");
   return out;
 }
-/// While alive, kernels take the path of a machine with these instructions.
+/// Until destroyed, makes kernels take the path of a machine with these instructions.
 struct OnPath {
   explicit OnPath(Isa isa) { use_isa(isa); }
   ~OnPath() { use_isa(before); }
@@ -65,8 +65,8 @@ TEST_CASE("matrix products of any shape, with each part of the epilogue, agree w
       const OnPath path(isa);
       INFO(isa_name(isa));
       if (skip_without(dtype)) continue;
-      // The allowed error is that of float32 sums of up to 2100 terms and of one rounding, relative
-      // to the largest result.
+      // Float32 sums of up to 2100 terms and one rounding give this allowed error, relative to the
+      // largest result.
       const double allowed = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
       for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
                                                                        {1, 70, 3},
@@ -182,7 +182,7 @@ Outcome llama_outcome(at::ScalarType compute, bool hook = false) {
   return outcome_of(model, compute, hook);
 }
 
-TEST_CASE("gradients have the same bits on any number of threads", "[kernels]") {
+TEST_CASE("gradients are bitwise equal on any number of threads", "[kernels]") {
   const auto gpt = [](at::ScalarType dtype) { return outcome(dtype, true); };
   const auto llama = [](at::ScalarType dtype) { return llama_outcome(dtype); };
   for (const auto& [model, of] :
@@ -206,7 +206,7 @@ TEST_CASE("gradients have the same bits on any number of threads", "[kernels]") 
       }
 
       at::set_num_threads(threads);
-      use_kernels(false);  // control: other kernels give other bits
+      use_kernels(false);  // the comparison notices other kernels
       const Outcome aten = of(dtype);
       use_kernels(true);
       CHECK_FALSE(torch::equal(aten.grads[0].second, one.grads[0].second));
@@ -255,7 +255,7 @@ const std::set<std::string> with_kernels{
     "linear_qkv"};
 
 /// Returns the rows of ops with kernels, without the checks that need float64, which the kernels do
-/// not take. tests/autograd/ops runs those.
+/// not support. tests/autograd/ops runs these checks.
 std::vector<OpCase> kernel_rows() {
   std::vector<OpCase> rows;
   for (OpCase row : op_table()) {
@@ -288,7 +288,7 @@ TEST_CASE("every set of vector instructions passes the op table's rows of ops wi
   CHECK(sets >= 1);
 }
 
-TEST_CASE("attention of few heads has the same bits when threads share a head", "[kernels]") {
+TEST_CASE("attention of few heads is bitwise unchanged if threads share a head", "[kernels]") {
   const int threads = at::get_num_threads();
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
@@ -311,7 +311,8 @@ TEST_CASE("attention of few heads has the same bits when threads share a head", 
   at::set_num_threads(threads);
 }
 
-TEST_CASE("matrix products of few rows have the bits of the same rows among many", "[kernels]") {
+TEST_CASE("a matrix product of few rows is bitwise equal to these rows of a larger product",
+          "[kernels]") {
   torch::manual_seed(2);
   for (const Isa isa : paths()) {
     const OnPath path(isa);
@@ -353,7 +354,7 @@ TEST_CASE("matrix products of few rows have the bits of the same rows among many
   }
 }
 
-TEST_CASE("attention of the last positions has the bits of all positions, and agrees with float64",
+TEST_CASE("attention of only the last positions is bitwise unchanged, and agrees with float64",
           "[kernels]") {
   torch::manual_seed(3);
   for (const Isa isa : paths()) {
@@ -490,11 +491,11 @@ TEST_CASE("the head's loss in several pieces of rows is the sum of its pieces", 
 
     CHECK(loss == Approx(loss1 + loss2).epsilon(1e-6));
     CHECK(torch::equal(dx, torch::cat({dx1, dx2})));
-    // Gradients of bfloat16 weights are rounded to 8 bits, both those of all rows and those of each
+    // Gradients of bfloat16 weights are rounded to 8 bits, both for all rows together and for each
     // piece.
     CHECK(error(dw, dw1.to(at::kDouble) + dw2.to(at::kDouble)) <
           (dtype == at::kFloat ? 1e-6 : 0x1p-7));
-    CHECK(error(dw, dw1.to(at::kDouble)) > 0.01);  // control: the second piece contributes
+    CHECK(error(dw, dw1.to(at::kDouble)) > 0.01);  // the second piece contributes
   }
 }
 

@@ -55,7 +55,7 @@ TEST_CASE("lazy zeros take the memory of the pages that are written, and count i
     const MemoryScope memory(Memory::gradients);
     at::Tensor t = lazy_zeros({1000, 1024}, at::kFloat, 3 * page_bytes);
 
-    // No more is counted than the tensor has.
+    // The count never exceeds the size of the tensor.
     count_written(t, 5 * page_bytes);
     CHECK(gradient_bytes() - before == 8 * page_bytes);
     add_to(t, ones);
@@ -67,7 +67,7 @@ TEST_CASE("lazy zeros take the memory of the pages that are written, and count i
   const at::Tensor dense = at::zeros({1000, 1024});
   CHECK_FALSE(is_lazy_zeros(dense));
   CHECK_FALSE(is_lazy_zeros(at::Tensor()));
-  count_written(dense, page_bytes);  // no effect
+  count_written(dense, page_bytes);  // has no effect on a dense tensor
 }
 
 TEST_CASE("the gradient of a large embedding takes the memory of the rows of the batch",

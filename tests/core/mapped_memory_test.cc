@@ -55,7 +55,8 @@ TEST_CASE("tensors of mapped memory keep their values when their pages are relea
     t = torch::empty({n});
     small = torch::empty({100});  // below the minimum size
     const MemoryScope other(Memory::activations);
-    CHECK(!MappedMemory::holds(torch::empty({n}).storage().data_ptr()));  // another category
+    // Memory of another category is not mapped.
+    CHECK(!MappedMemory::holds(torch::empty({n}).storage().data_ptr()));
   }
   REQUIRE(MappedMemory::holds(t.storage().data_ptr()));
   CHECK(!MappedMemory::holds(small.storage().data_ptr()));
@@ -75,7 +76,7 @@ TEST_CASE("tensors of mapped memory keep their values when their pages are relea
   CHECK(at::equal(t, expected + 1));
 }
 
-TEST_CASE("freed blocks return their disk space, also after the MappedMemory is destroyed",
+TEST_CASE("freed blocks return their disk space, even after the MappedMemory is destroyed",
           "[mapped_memory]") {
   const TempFolder f;
   auto memory = std::make_unique<MappedMemory>(f.path());
@@ -111,7 +112,8 @@ TEST_CASE("allocating mapped memory on a full disk is an error that names the fo
   file_calls = calls;
   CHECK_THAT(error,
              ContainsSubstring(std::to_string(1 << 20)) && ContainsSubstring(f.path().string()));
-  CHECK(error_of([&] { memory.allocate(1 << 20); }).empty());  // the control
+  // The same allocation succeeds if the disk has space.
+  CHECK(error_of([&] { memory.allocate(1 << 20); }).empty());
 }
 
 TEST_CASE("a page that the disk can't read ends the process with code 6 and a sentence",

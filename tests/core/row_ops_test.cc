@@ -36,7 +36,7 @@ TEST_CASE("sums of rows are exact up to rounding, on any number of threads", "[r
       at::set_num_threads(2);
       CHECK(fixed_sum(x, {1}).equal(y));
       CHECK(fixed_sum_to(x, {3, 1}).view(-1).equal(y));
-      // Rows of a wider matrix, and expanded numbers.
+      // Test rows of a wider matrix, and expanded numbers.
       CHECK(fixed_sum(torch::cat({x, x}, 1).slice(1, 0, columns), {1}).equal(y));
       const at::Tensor expanded = x.slice(1, 0, 1).expand({3, columns});
       CHECK(fixed_sum(expanded, {1}).equal(fixed_sum(expanded.contiguous(), {1})));

@@ -1,4 +1,4 @@
-// Tests of scratch files, also on disks that are full or failing, and of the thread that transfers
+// Tests of scratch files, even on disks that are full or failing, and of the thread that transfers
 // their data.
 #include "core/io/scratch_file.h"
 
@@ -23,8 +23,8 @@ using namespace lathe::test;
 
 const FileCalls scratch_calls = file_calls;
 
-/// While alive, a call fails with the errno that `calls` gives for it, and reads and writes
-/// transfer at most 7 bytes.
+/// Until destroyed, makes a system call fail with the errno that `calls` has for this call, and
+/// makes reads and writes transfer at most 7 bytes.
 struct FailingDisk {
   static inline std::map<std::string, int> failing;
   static int number_of(const char* call) {
@@ -117,7 +117,7 @@ TEST_CASE("a scratch file on a full or failing disk is an error with the folder 
                                                                ContainsSubstring("write") &&
                                                                ContainsSubstring("free space"));
   }
-  // The control: the same calls work on an intact disk. Reading beyond the end of the file fails.
+  // The same calls work on an intact disk. Reading beyond the end of the file fails.
   CHECK(error_of([&] { file.write(999, &byte, 1); }) == "");
   CHECK(error_of([&] { file.read(999, &byte, 1); }) == "");
   CHECK_THAT(error_of([&] { file.read(1000, &byte, 1); }),

@@ -37,7 +37,7 @@ TEST_CASE("sums of blocks whose size is a power of two continue the same tree", 
       CHECK(sum.empty());
     }
   }
-  // The control: blocks of three are not subtrees.
+  // Blocks of three are not subtrees, so the order differs.
   TreeSum<std::string> sum;
   for (int i = 0; i < 2; ++i) sum.add(sum_of(3 * i, 3), plus);
   CHECK(sum.finish(plus) != sum_of(0, 6));

@@ -146,7 +146,7 @@ TEST_CASE("stops and the number of workers do not change the windows of several 
 }
 
 /// Writes a data folder of one split; returns a manifest as earlier builds wrote it, without a
-/// checksum of its own.
+/// checksum of the manifest.
 DataManifest with_manifest(const fs::path& folder, const std::string& bytes) {
   write_file(folder / "train.bin", bytes);
   DataManifest m;
@@ -163,7 +163,7 @@ std::string sum_of(const std::string& text) {
   return sum.hex();
 }
 
-TEST_CASE("fingerprints depend on contents also with a manifest, and those of earlier builds match",
+TEST_CASE("fingerprints depend on contents even with a manifest, and those of earlier builds match",
           "[batches_and_fingerprints]") {
   const TempFolder f;
   const std::string bytes = counting_bytes(5000);
@@ -187,7 +187,7 @@ TEST_CASE("fingerprints depend on contents also with a manifest, and those of ea
                ContainsSubstring("train.bin") && ContainsSubstring(m.train[0].xxh3));
   }
 
-  // Without a manifest, the fingerprint is still that of earlier builds.
+  // Without a manifest, the fingerprint is still the same as in earlier builds.
   write_file(f / "train.bin", bytes);
   const TokenFile bare(f.path(), "train", std::nullopt);
   CHECK(bare.fingerprint() == sum_of("5000 " + m.train[0].xxh3));
@@ -199,7 +199,7 @@ TEST_CASE("fingerprints depend on contents also with a manifest, and those of ea
              ContainsSubstring("stopped") && ContainsSubstring("train.bin"));
 }
 
-TEST_CASE("the fingerprint of a large shard notices most changes, and verify() one in the middle",
+TEST_CASE("a large shard's fingerprint notices most changes, and verify() notices all of them",
           "[batches_and_fingerprints]") {
   const TempFolder f;
   constexpr int64_t size = 160 << 20;  // a sparse file
@@ -216,7 +216,7 @@ TEST_CASE("the fingerprint of a large shard notices most changes, and verify() o
     file.put(c);
   };
 
-  // The fingerprint reads samples, which may miss a byte. verify() reads the whole file.
+  // The fingerprint reads samples, which may miss a changed byte. verify() reads the complete file.
   int noticed = 0;
   for (int64_t i = 0; i < 12; ++i) {
     const int64_t at = i * (size - 1) / 11;

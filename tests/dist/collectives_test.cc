@@ -1,5 +1,5 @@
 // Tests of collectives as differentiable ops on several processes. Each process knows the inputs of
-// all processes, so it compares its own results and gradients with LibTorch's autograd.
+// all processes, so it compares its results and gradients with LibTorch's autograd.
 #include "dist/collectives.h"
 
 #include <cmath>
@@ -115,7 +115,7 @@ void check_order(int64_t ranks, size_t rank) {
   CHECK(all_reduce(torch::ones({}, at::kDouble)).item<double>() == static_cast<double>(ranks));
 }
 
-// One rank of the next test, which runs in its own process.
+// The next test case runs this one in one process per rank.
 TEST_CASE("a rank checks the collectives", "[.rank_of_collectives]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);

@@ -52,7 +52,8 @@ void check_attention(int64_t time, bool has_documents, const ScoreOptions& score
                                       scores);
   };
 
-  // The output and the derivatives of a loss for each rank, which add up over the ranks.
+  // Returns the output and the derivatives of this rank's loss. The total loss is the sum over the
+  // ranks.
   const auto results = [](auto&& attend, const at::Tensor& query, const at::Tensor& key_value,
                           const at::Tensor& weights) {
     std::vector<Variable> in{Variable(query.clone()), Variable(key_value.clone())};
@@ -102,7 +103,7 @@ void check_places() {
   CHECK(token_positions(4, at::kCPU).equal(own_positions(in_row - starts)));
 }
 
-// One rank of the next test, which runs in its own process.
+// The next test case runs this one in one process per rank.
 TEST_CASE("a rank checks attention to the keys of all context ranks", "[.rank_of_context_ranks]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -111,7 +112,8 @@ TEST_CASE("a rank checks attention to the keys of all context ranks", "[.rank_of
   join_world(*placement, config);
   CHECK(world().batches().size == placement->size / config.context);
 
-  // Chunks of two positions, and rows that are longer than a block of the kernel.
+  // The first rows have chunks of two positions. The second rows are longer than a block of the
+  // kernel.
   for (const int64_t time : {4 * config.context, 40 * config.context}) {
     check_attention(time, false, {});
     check_attention(time, true, {});
@@ -139,7 +141,7 @@ TEST_CASE("a run whose positions are divided has the losses of one process on ev
   struct Cell {
     int ranks;
     Words keys;
-    double tolerance = 1e-6;  // sums in another order, over 50 steps in float32
+    double tolerance = 1e-6;  // allows for another order of sums in 50 float32 steps
   };
   RunsOnRanks runs({"--train.grad_accum=2", "--train.batch_size=4", "--train.eval_batches=3",
                     "--dist.timeout=60", "--train.steps=50", "--train.eval_interval=25",
@@ -154,7 +156,7 @@ TEST_CASE("a run whose positions are divided has the losses of one process on ev
         {context_llama,
          {},
          {{2, {"--dist.context=2", "--memory.recompute=blocks", "--dist.shard=parameters"}},
-          // bfloat16 rounds more coarsely, and steps amplify that.
+          // bfloat16 rounds more coarsely, and training steps amplify the errors.
           {4, {"--dist.context=4", "--amp.dtype=bf16"}, 2e-2}}},
         {context_gpt, documents, {{4, {"--dist.context=4"}}}},
         {context_llama, documents, {{4, {"--dist.context=2", "--dist.pipeline=2"}}}}}) {
@@ -167,12 +169,12 @@ TEST_CASE("a run whose positions are divided has the losses of one process on ev
       CHECK(difference_between(alone, run, "grad_norm") < 10 * cell.tolerance);
     }
   }
-  // Further data ranks and sharding do not change bits.
+  // Neither additional data ranks nor sharding change a bit of the results.
   const std::string two = runs.results(2, context_gpt, {"--dist.context=2"});
   CHECK((two == runs.results(4, context_gpt, {"--dist.context=2", "--dist.shard=gradients"})));
-  CHECK((two != runs.results(1, context_gpt, {})));  // the control
+  CHECK((two != runs.results(1, context_gpt, {})));  // one process sums in another order
 
-  // Three batch groups are not subtrees of the tree of sums, yet the sums are the same.
+  // Three batch groups are not subtrees of the tree of sums, yet the sums are bitwise equal.
   const Words three{"--dist.context=2", "--train.grad_accum=3", "--train.steps=9",
                     "--checkpoint.interval=50", "--train.eval_interval=3"};
   const auto numbers = [&](int ranks) {
@@ -217,7 +219,8 @@ TEST_CASE("runs with divided positions use the memory and send the bytes that pl
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).epsilon(0.05));
   }
-  // Most memory is activations of half of the positions; keys and values are of complete rows.
+  // Most memory is activations, which each process has for half of the positions. Keys and values
+  // are those of complete rows.
   CHECK(memory[1] < 0.75 * memory[0]);
 }
 
@@ -225,13 +228,13 @@ TEST_CASE("dist.context is refused if positions can't be divided", "[context_ran
   struct Refused {
     Kind kind;
     Words keys;
-    Words facts;  // what the error must name; none: the run is accepted
+    Words facts;  // texts that the error must contain; empty if the run is accepted
   };
   const TempFolder f;
   make_data(f);
 
   for (const Refused& c : std::vector<Refused>{
-           {context_gpt, {}, {}},  // the control
+           {context_gpt, {}, {}},  // accepted
            {context_gpt, {"--train.sum_order=sequence"}, {"train.sum_order = \"sequence\""}},
            {context_gpt, {"--data.window=14"}, {"dist.context = 2", "14 positions"}},
            {{"rnn", "text", "block_size = 16\n"}, {}, {"dist.context = 2", "\"rnn\""}},

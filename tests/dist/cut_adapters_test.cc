@@ -1,4 +1,4 @@
-// Compares adapters on cut layers, which several processes compute together, with those of one
+// Compares adapters on cut layers, which several processes compute together, with adapters on one
 // process.
 #include <string>
 #include <vector>
@@ -24,9 +24,10 @@ const Kind llama{"llama", "text",
 const Words base_keys{"--train.steps=10", "--train.batch_size=2", "--train.grad_accum=2",
                       "--train.log_interval=1", "--train.eval_interval=0"};
 
-/// Trains a base as runs/base, and writes a config of adapters on it as kind.toml. Their optimizer
-/// is linear in the gradients: Adam would amplify the rounding of gradients that are close to zero,
-/// of which adapters have many at first, since their B starts at zero.
+/// Trains the run runs/base, and writes kind.toml, a config that trains adapters on it. The
+/// adapters' optimizer is linear in the gradients. Adam would amplify the rounding of gradients
+/// that are close to zero. Adapters have many such gradients at first, since their matrix B starts
+/// at zero.
 void make_base(const TempFolder& f, const Kind& kind) {
   make_data(f);
   write_config(f, kind);
@@ -45,7 +46,8 @@ fs::path adapt(const TempFolder& f, int ranks, const std::string& name, const Wo
   return f / ("runs/" + name);
 }
 
-TEST_CASE("adapters of cut layers follow those of one process", "[cut_adapters]") {
+TEST_CASE("adapters of cut layers have the metrics of one process up to rounding",
+          "[cut_adapters]") {
   struct Cell {
     Kind kind;
     Words keys;
@@ -100,7 +102,8 @@ TEST_CASE("a part of complete blocks is quantized to the same values as in the c
       const TensorCut cut{.dim = dim, .sections = {whole.size(dim)}, .part = 1, .parts = 2};
       CHECK(values(cut.part_of(whole)).equal(cut.part_of(values(whole))));
     }
-    // The control: parts of 256 / 3 columns have other blocks.
+    // The comparison notices parts whose blocks differ: parts of 256 / 3 columns end within a
+    // block.
     const TensorCut uneven{.dim = 1, .sections = {256}, .part = 1, .parts = 3};
     CHECK(!values(uneven.part_of(whole)).equal(uneven.part_of(values(whole))));
   }

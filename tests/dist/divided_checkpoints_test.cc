@@ -42,8 +42,9 @@ std::string text_of(const Words& words) {
   return text;
 }
 
-TEST_CASE("every command reads a checkpoint that several processes wrote, and merge makes it whole",
-          "[divided_checkpoints]") {
+TEST_CASE(
+    "every command reads a checkpoint that several processes wrote, and merge joins its parts",
+    "[divided_checkpoints]") {
   const TempFolder f;
   make_data(f);
   write_config(f, saved_gpt);
@@ -97,7 +98,7 @@ TEST_CASE("every command reads a checkpoint that several processes wrote, and me
   }
 }
 
-TEST_CASE("saves in the background of several processes have the bits of the state at their step",
+TEST_CASE("background saves of several processes are bitwise equal to the state at their step",
           "[divided_checkpoints]") {
   const TempFolder f;
   make_data(f);
@@ -140,8 +141,8 @@ TEST_CASE("adapters train on a base that several processes wrote", "[divided_che
   CHECK(json.at("base_hash") != model_id(f / "runs/whole/checkpoints/step-00000006"));
 }
 
-/// Trains with two processes whose environments have these faults, by rank. Returns what each
-/// printed.
+/// Trains with one process per element of `of`. of[rank] is added to the environment of that rank.
+/// Rank 1 runs in `folder_of_rank1` unless that is empty. Returns what each process printed.
 std::vector<Finished> train_with_faults(const TempFolder& f, const std::string& name,
                                         const Words& words,
                                         const std::vector<std::map<std::string, std::string>>& of,
@@ -167,7 +168,7 @@ std::vector<Finished> train_with_faults(const TempFolder& f, const std::string& 
                      .apart = true});
     });
   }
-  threads.clear();  // joins
+  threads.clear();  // joins the threads
   return done;
 }
 
@@ -184,7 +185,7 @@ TEST_CASE("a rank killed at any stage of a divided save loses no checkpoint",
   struct Kill {
     size_t rank;
     const char* point;
-    bool is_saved;  // the second save is complete
+    bool is_saved;  // whether the second save is complete
   };
   const std::vector<Kill> kills{
       {0, "save: folder made", false},   {0, "save: optimizer written", false},
@@ -215,7 +216,7 @@ TEST_CASE("a rank killed at any stage of a divided save loses no checkpoint",
   }
 }
 
-TEST_CASE("a full disk of one rank ends all ranks, and the checkpoint does not exist",
+TEST_CASE("a full disk on one rank ends all ranks, and the checkpoint does not exist",
           "[divided_checkpoints]") {
   const TempFolder f;
   make_data(f);
@@ -227,7 +228,7 @@ TEST_CASE("a full disk of one rank ends all ranks, and the checkpoint does not e
       INFO("rank " << rank << (is_async ? ", in the background" : ""));
       const std::string name = str(rank, is_async);
       std::vector<std::map<std::string, std::string>> faults(2);
-      faults[rank]["LATHE_TEST_FAIL"] = "write ENOSPC 1 2";  // in the second save
+      faults[rank]["LATHE_TEST_FAIL"] = "write ENOSPC 1 2";  // the first write of the second save
       const std::vector<Finished> done = train_with_faults(
           f, name, with_keys(own, {str("--checkpoint.async_save=", is_async ? "true" : "false")}),
           faults);
@@ -270,7 +271,7 @@ TEST_CASE("a sharded run that diverges ends on all ranks, with or without a bund
   }
 }
 
-// One rank of the next test, which runs in its own process.
+// The next test case runs this one in one process per rank.
 TEST_CASE("a rank saves an empty tensor", "[.rank_of_empty_tensor]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -308,8 +309,8 @@ TEST_CASE("ranks that do not share the run folder are an error that names the ra
   write_config(f, saved_gpt);
   const Words own = with_keys(divided_keys, {"--dist.shard=optimizer"});
 
-  // Rank 1 runs in a copy of the folder, where the folder of the checkpoint is missing or, from an
-  // earlier run, exists.
+  // Rank 1 runs in a copy of the folder. There, the checkpoint's folder is missing, or exists from
+  // an earlier run.
   for (const bool exists : {false, true}) {
     INFO(exists);
     const TempFolder other;

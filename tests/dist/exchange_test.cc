@@ -42,7 +42,8 @@ struct Exchanged {
     exchange.finish();
     return world().gradients().bytes_sent() - before;
   }
-  /// Runs a backward pass that gives parameters 0 and 1 one gradient, `factor`, in the same memory.
+  /// Runs a backward pass after which parameters 0 and 1 share one tensor, filled with `factor`, as
+  /// their gradient.
   void step_with_shared_memory(double factor) {
     for (const NamedParameter& p : parameters) p.parameter.leaf().grad.reset();
     GradientExchange exchange(world(), parameters, layout, GradientExchange::Result::all, history,
@@ -60,7 +61,7 @@ struct Exchanged {
   }
 };
 
-// One rank of the next test, which runs in its own process.
+// The next test case runs this one in one process per rank.
 TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -78,7 +79,7 @@ TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
   CHECK(std::isnan(e.gradient(2)));
   CHECK(second < 0.5 * static_cast<double>(first));
 
-  // A parameter that only one rank uses has its gradient on both.
+  // A parameter that only one rank uses has that rank's gradient on both ranks.
   std::vector<size_t> used;
   if (world().rank() == 1) used.push_back(1);
   e.step(used, mine);
@@ -87,7 +88,7 @@ TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
   CHECK(std::isnan(e.gradient(2)));
   CHECK((e.history == ExchangeHistory{1, 1, 0}));
 
-  // Parameter 1 is now sent with the others, and later left out again.
+  // Parameter 1 is now sent with parameter 0, and later left out again.
   const int64_t both = e.step({1}, mine);
   CHECK(e.gradient(1) == 3);
   CHECK(both > second);
@@ -102,7 +103,8 @@ TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
   world().wait_for_all();
 }
 
-TEST_CASE("buckets without gradients are not sent, until a rank has one", "[exchange]") {
+TEST_CASE("a bucket without gradients is not sent until a rank has a gradient for it",
+          "[exchange]") {
   lathe::test::check_on_ranks(2, "[.rank_of_exchange]");
 }
 

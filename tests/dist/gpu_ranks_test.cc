@@ -70,7 +70,7 @@ const Words gpu_keys{"--train.steps=6",         "--train.grad_accum=4",   "--tra
                      "--train.eval_interval=3", "--train.eval_batches=3", "--checkpoint.interval=6",
                      "--train.device=cuda",     "--dist.timeout=60"};
 
-TEST_CASE("runs on a GPU have the same bits on one and two processes", "[gpu_ranks]") {
+TEST_CASE("runs on a GPU are bitwise equal on one and two processes", "[gpu_ranks]") {
   if (skip_without_gpu()) return;
   RunsOnRanks runs(gpu_keys, "step-00000006");
   struct Cell {
@@ -91,11 +91,11 @@ TEST_CASE("runs on a GPU have the same bits on one and two processes", "[gpu_ran
     const std::string alone = runs.results(1, cell.kind, cell.keys);
     CHECK((runs.results(2, cell.kind, cell.keys) == alone));
     CHECK((runs.results(1, cell.kind, with_keys(cell.keys, {"--train.seed=2"})) !=
-           alone));  // the control
+           alone));  // a wrong seed must be noticed
   }
 }
 
-TEST_CASE("sharding and pipelines of processes with GPUs change no bits", "[gpu_ranks]") {
+TEST_CASE("sharding and pipelines change no bits of runs on GPUs", "[gpu_ranks]") {
   if (skip_without_gpu()) return;
   RunsOnRanks runs(gpu_keys, "step-00000006");
   const Words keys{"--amp.dtype=bf16", "--memory.recompute=blocks", "--dist.bucket_mb=0.02"};
@@ -106,12 +106,13 @@ TEST_CASE("sharding and pipelines of processes with GPUs change no bits", "[gpu_
     CHECK((runs.results(2, four_block_gpt, with_keys(keys, {key})) == alone));
   }
 
-  // Weights are not tied here, since the gradient of a tied embedding has another order of sums.
+  // Weights are not tied here, since a pipeline sums the gradient of a tied embedding in another
+  // order.
   const Words untied = with_keys(keys, {"--model.tie_weights=false"});
   CHECK((runs.results(2, four_block_gpt, with_keys(untied, {"--dist.pipeline=2"})) ==
          runs.results(1, four_block_gpt, untied)));
 
-  // Layers that two processes compute together have sums of another order.
+  // If two processes compute a layer together, its sums have another order.
   const Words whole{"--dist.bucket_mb=0.02"};
   const fs::path one = runs.train(1, four_block_gpt, whole),
                  two = runs.train(2, four_block_gpt, with_keys(whole, {"--dist.tensor=2"}));
@@ -121,7 +122,7 @@ TEST_CASE("sharding and pipelines of processes with GPUs change no bits", "[gpu_
   for (size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) < 1e-5 * a[i]);
 }
 
-TEST_CASE("a group exchanges tensors of GPUs by NCCL and those of CPUs by Gloo", "[gpu_ranks]") {
+TEST_CASE("a group exchanges GPU tensors by NCCL and CPU tensors by Gloo", "[gpu_ranks]") {
   if (skip_without_gpu()) return;
   open_device("cuda");
   if (cuda_api().make_nccl == nullptr) {

@@ -28,7 +28,8 @@ using lathe::test::TempFolder;
 using lathe::test::train_on;
 using Words = std::vector<std::string>;
 
-/// Returns the process with RANK=rank in its environment that runs in this folder, or 0.
+/// Returns the process with RANK=rank in its environment that runs in this folder, or 0 if there is
+/// none.
 pid_t process_of(int rank, const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
@@ -118,7 +119,7 @@ TEST_CASE("a killed or hung rank ends the run with an error that names it, and c
   }
 }
 
-TEST_CASE("of four ranks, all name the one that hangs", "[lost_ranks]") {
+TEST_CASE("if one of four ranks hangs, the other ranks name it", "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
   const Attack attack(2, SIGSTOP, f, "hung", 150);  // ranks report every half second
@@ -131,7 +132,7 @@ TEST_CASE("of four ranks, all name the one that hangs", "[lost_ranks]") {
     CHECK_THAT(done.err, ContainsSubstring(other));
 }
 
-TEST_CASE("a launch that restarts after a lost rank has the bits of an uninterrupted run",
+TEST_CASE("a run that is restarted after a lost rank is bitwise equal to an uninterrupted one",
           "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
@@ -206,7 +207,8 @@ std::map<std::string, std::string> rank_of_2(int rank, int port) {
           {"MASTER_PORT", std::to_string(port)}};
 }
 
-TEST_CASE("other ranks print why rank 0 ended, though the store ended with it", "[lost_ranks]") {
+TEST_CASE("other ranks print why rank 0 ended, although the store ended with rank 0",
+          "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
   const int port = lathe::test::free_port();

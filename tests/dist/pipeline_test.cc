@@ -1,5 +1,5 @@
-// Tests of pipeline parallelism: its schedule, its stages, and runs on several stages, which have
-// the same bits as runs on one process.
+// Tests of pipeline parallelism: its schedule, its stages, and runs on several stages, which are
+// bitwise equal to runs on one process.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -162,8 +162,8 @@ double largest_cost(const std::vector<double>& costs, double after,
   return largest;
 }
 
-/// Returns the smallest cost over all ways to cut the blocks from cuts.back() on into `stages`
-/// stages.
+/// Returns the smallest cost over all ways to cut block cuts.back() and all later blocks into
+/// `stages` stages.
 double least_cost(const std::vector<double>& costs, double after, std::vector<int64_t> cuts,
                   int stages) {
   const auto n = std::ssize(costs);
@@ -229,14 +229,14 @@ std::string results(const TempFolder& f, const std::string& name, int ranks, int
   return results_of(f / ("runs/" + name), "step-00000006");
 }
 
-TEST_CASE("a run has the same bits on any number of stages", "[pipeline]") {
+TEST_CASE("runs are bitwise equal on any number of stages", "[pipeline]") {
   struct Cell {
     const Kind& kind;
     Words keys;
-    std::vector<std::pair<int, int>> layouts;  // processes and stages
+    std::vector<std::pair<int, int>> layouts;  // pairs of processes and stages
   };
 
-  // Precisions, optimizers and memory keys; a tied embedding has a test of its own.
+  // The cells cover precisions, optimizers and memory keys. The next test covers a tied embedding.
   const std::vector<Cell> cells{
       {staged_gpt, {"--optim.grad_clip=0.5", "--memory.saved=bf16"}, {{2, 2}, {4, 4}, {4, 2}}},
       {staged_gpt,
@@ -303,8 +303,7 @@ TEST_CASE("with a tied embedding, stages agree with one process up to rounding",
   for (size_t i = 0; i < a.size(); ++i) CHECK(b[i] == Approx(a[i]).epsilon(1e-6));
 }
 
-TEST_CASE("stages with tensor parallelism have the bits of tensor parallelism alone",
-          "[pipeline]") {
+TEST_CASE("with dist.tensor, runs on one and on two stages are bitwise equal", "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, staged_gpt);
@@ -348,7 +347,8 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
                                 .data = "text",
                                 .keys = "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = "
                                         "12\ntie_weights = false\n"});
-  // The second step's peak includes the save after the first, which collects one tensor at a time.
+  // The second step's peak includes the save after the first step, which collects one tensor at a
+  // time.
   const Words all = with_keys(
       pipeline_keys, {"--train.steps=2", "--train.eval_interval=0", "--checkpoint.interval=1"});
   std::vector<double> memory;
@@ -364,11 +364,12 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
     memory.push_back(figures.at("memory_bytes"));
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).epsilon(0.02));
-    // The forecast excludes the headers of activations.
+    // The forecast excludes the headers that are sent with activations.
     CHECK(forecast.at("sent_bytes_per_step").get<double>() ==
           Approx(figures.at("sent_bytes").get<double>()).epsilon(0.01));
   }
-  // A stage is idle for 1 or 1/2 units of time, and its two micro-batches take one unit each.
+  // With one or two parts per stage, a stage is idle for 1 or 1/2 units of time. Its two
+  // micro-batches take one unit each.
   const auto bubble = [&](const char* parts) {
     const Words own = with_keys(all, {"--dist.pipeline=2", "--train.grad_accum=2",
                                       std::string("--dist.virtual_stages=") + parts});
@@ -376,7 +377,7 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
   };
   CHECK(bubble("1") == Approx(1 / (2 + 1.0)));
   CHECK(bubble("2") == Approx(0.5 / (2 + 0.5)));
-  // Half of the 16 bytes that each of 4 x 12 x 128^2 elements has.
+  // Each stage has half of the 4 x 12 x 128^2 elements, which take 16 bytes each.
   CHECK(memory[0] - memory[1] > 0.9 * 8 * 4 * 12 * 128 * 128);
 
   // The first stage also receives the last stage's gradient of a tied embedding, which is the
@@ -389,7 +390,7 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
             .epsilon(0.02));
 }
 
-TEST_CASE("plan's memory is right for stages whose input is smaller than that of the model",
+TEST_CASE("plan forecasts the memory of stages whose input is smaller than the model's",
           "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
@@ -404,7 +405,7 @@ TEST_CASE("plan's memory is right for stages whose input is smaller than that of
             .epsilon(0.05));
 }
 
-/// A table, three blocks and a head, all ones.
+/// Returns five parameters of ones: a table, three blocks and a head.
 std::vector<NamedParameter> three_blocks() {
   const auto parameter = [](const char* path, int64_t block) {
     return NamedParameter{path, Variable::parameter(torch::ones({1000})), Role::bias, block};
@@ -423,7 +424,7 @@ std::vector<double> firsts(const std::vector<NamedParameter>& parameters) {
   return all;
 }
 
-// One rank of the next test, which runs in its own process.
+// The next test case runs this one in one process per rank.
 TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -471,7 +472,7 @@ TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
   world().wait_for_all();
 }
 
-TEST_CASE("a stage keeps the parameters that it uses, and no others", "[pipeline]") {
+TEST_CASE("a stage keeps the parameters that it uses, and no other parameters", "[pipeline]") {
   lathe::test::check_on_ranks(3, "[.rank_of_stages]");
 }
 
@@ -486,7 +487,7 @@ TEST_CASE("plan forecasts the memory of keys that collect all parameters of a pi
   const Words keys = with_keys(
       pipeline_keys, {"--train.steps=2", "--train.eval_interval=0", "--train.batch_size=1",
                       "--train.grad_accum=2", "--dist.pipeline=2"});
-  // The tensors of statistics themselves are not forecast.
+  // The forecast excludes the tensors of the statistics.
   for (const auto& [more, tolerance] :
        {std::pair("--train.sample_interval=1", 0.05), {"--log.layers=1", 0.1}}) {
     const Words own = with_keys(with_keys(keys, {"--checkpoint.interval=1"}), {more});
@@ -507,7 +508,7 @@ TEST_CASE("weights of another stage that are not finite are never saved", "[pipe
   const std::string config = lathe::test::slurp(f / "kind.toml");
   const Words keys =
       with_keys(pipeline_keys, {"--train.steps=1", "--train.eval_interval=0", "--dist.pipeline=2"});
-  for (const char* scale : {"1", "1e30"}) {  // 1: the control
+  for (const char* scale : {"1", "1e30"}) {  // with 1, weights stay finite
     lathe::test::write_file(f / "kind.toml",
                             config +
                                 "[[optim.groups]]\nmatch = \"blocks.3.*\"\nlr_scale "
@@ -529,7 +530,7 @@ TEST_CASE("dist.pipeline is refused if a model or another key excludes it", "[pi
   struct Refused {
     int ranks;
     Words keys;
-    Words facts;  // what the error must name
+    Words facts;  // texts that the error must contain
   };
   const std::vector<Refused> cases{
       {8, {"--dist.pipeline=8"}, {"dist.pipeline = 8", "4 blocks"}},

@@ -14,8 +14,8 @@ namespace {
 
 using namespace lathe;
 
-/// While alive, the environment has these variables and no others of a launcher. Afterwards it has
-/// none of them.
+/// Sets these environment variables of a launcher, and removes all others that a launcher sets.
+/// Removes these variables on destruction.
 class Environment {
  public:
   explicit Environment(std::map<std::string, std::string> set) : set_(std::move(set)) {

@@ -21,7 +21,8 @@
 
 namespace lathe::test {
 
-/// Returns `keys` (--key=value) with those of `more` added; keys of the same name are replaced.
+/// Returns `keys` (each --key=value) with the keys of `more` added. A key of `more` replaces a key
+/// with the same name.
 inline std::vector<std::string> with_keys(std::vector<std::string> keys,
                                           const std::vector<std::string>& more) {
   for (const std::string& one : more) {
@@ -32,7 +33,8 @@ inline std::vector<std::string> with_keys(std::vector<std::string> keys,
   return keys;
 }
 
-/// Trains with `ranks` processes (without a launcher if 1) in the run folder runs/`name`.
+/// Trains in the run folder runs/`name` with `ranks` processes, or without a launcher if `ranks` is
+/// 1.
 inline Finished train_on(const TempFolder& f, int ranks, const std::string& config,
                          const std::string& name, const std::vector<std::string>& keys) {
   std::vector<std::string> words;
@@ -74,7 +76,7 @@ inline void check_same_tensors(const fs::path& a, const fs::path& b,
 }
 
 /// Returns the results of a run: the lines of metrics.jsonl without times and memory, and the bytes
-/// of the tensors of a checkpoint.
+/// of a checkpoint's tensors.
 inline std::string results_of(const fs::path& run, const std::string& checkpoint) {
   std::string all;
   std::string text = slurp(run / "metrics.jsonl");
@@ -90,8 +92,8 @@ inline std::string results_of(const fs::path& run, const std::string& checkpoint
   return all;
 }
 
-/// Trains runs on any number of processes. Each run has its own folder, and all share the same
-/// config keys.
+/// Trains runs on any number of processes. Each run has a separate folder, and all runs
+/// share the same config keys.
 class RunsOnRanks {
  public:
   /// `last`: the name of the checkpoint after the last step.
@@ -100,7 +102,8 @@ class RunsOnRanks {
     make_data(folder_);
   }
 
-  /// Trains with the keys of `more` added or replacing others, and returns the run folder.
+  /// Trains on `ranks` processes with the keys of `more` added as by with_keys(), and returns the
+  /// run folder.
   fs::path train(int ranks, const Kind& kind, const std::vector<std::string>& more) {
     write_config(folder_, kind);
     const std::string name = std::to_string(n_++);

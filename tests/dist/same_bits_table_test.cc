@@ -1,6 +1,6 @@
-// Tests that runs have the same bits on 1, 2 and 4 processes, for a table of model kinds,
+// Tests that runs are bitwise equal on 1, 2 and 4 processes, for a table of model kinds,
 // precisions, optimizers and values of dist.shard. For any two columns, each pair of their values
-// occurs in a row (a cell) of the table.
+// occurs in a row of the table (a TableCell).
 #include <algorithm>
 #include <array>
 #include <set>
@@ -25,14 +25,14 @@ const Kind four_block_gpt{
     .name = "gpt",
     .data = "text",
     .keys = "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
-// Its matrices have more elements than a partial sum covers, so that ranks divide them.
+// The matrices of this GPT have more elements than a partial sum covers, so that ranks divide them.
 const Kind divided_gpt{
     .name = "gpt",
     .data = "text",
     .keys = "n_layer = 2\nn_head = 2\nn_embd = 96\nblock_size = 12\ndropout = 0.1\n"};
 
-// adam8bit keeps 8-bit moments only for tensors with at least 4096 elements, which these kinds
-// have.
+// These kinds have tensors with at least 4096 elements. adam8bit keeps 8-bit moments only for such
+// tensors.
 const Kind wide_llama{.name = "llama",
                       .data = "text",
                       .keys =
@@ -52,10 +52,11 @@ const Kind wide_mlp{
 struct TableCell {
   const Kind& kind;
   std::string precision, optimizer, shard;
-  Words more;  ///< further keys
+  Words more;  ///< additional config keys of the cell
 };
 
-/// The values of each column. fp16 has a dynamic loss scale by default.
+/// The values of each column: kind, precision, optimizer and dist.shard. fp16 has a dynamic loss
+/// scale by default.
 const std::array<Words, 4> table_axes{{{"gpt", "llama", "rnn", "convnet", "mlp"},
                                        {"fp32", "bf16", "fp16", "fp8"},
                                        {"adamw", "adam8bit", "muon", "adafactor"},
@@ -65,17 +66,17 @@ struct RefusedPair {
   std::string kind, precision;
 };
 
-/// The program refuses fp8 for kinds without repeated blocks of linear layers, and no other pair.
+/// The pairs that the program refuses: fp8 for kinds without repeated blocks of linear layers.
 const std::vector<RefusedPair> refused_pairs{{.kind = "rnn", .precision = "fp8"},
                                              {.kind = "convnet", .precision = "fp8"},
                                              {.kind = "mlp", .precision = "fp8"}};
 
-/// Returns the table. It can't be smaller: each of the four optimizers needs a cell with fp8, which
-/// only GPTs and Llamas have. These two need six more cells for the other precisions, and each of
-/// the other kinds needs four for the optimizers.
+/// Returns the table. A smaller table is impossible: each of the four optimizers needs a cell with
+/// fp8, which only GPTs and Llamas support. GPTs and Llamas need six more cells for the other
+/// precisions. Each of the other kinds needs four cells, one per optimizer.
 ///
-/// test::kinds: 0 an mlp with batch norm, 1 an mlp of numbers, 2 a convnet, 3 a Llama, 4 an LSTM,
-/// 5 a GRU.
+/// In test::kinds, index 0 is an mlp with batch norm, 1 is an mlp of numbers, 2 is a convnet, 3 is
+/// a Llama, 4 is an LSTM and 5 is a GRU.
 std::vector<TableCell> bits_table() {
   const auto& kinds = lathe::test::kinds;
   return {
@@ -111,7 +112,7 @@ std::vector<TableCell> bits_table() {
        "fp16",
        "adamw",
        "optimizer",
-       {"--amp.scaler=dynamic", "--amp.loss_scale=2097152"}},  // skips three updates as well
+       {"--amp.scaler=dynamic", "--amp.loss_scale=2097152"}},  // three updates are skipped
       {kinds[2], "fp16", "muon", "gradients", {}},
 
       {kinds[1], "fp32", "muon", "optimizer", {}},
@@ -178,7 +179,7 @@ TEST_CASE("the table has each pair of values that the program accepts", "[same_b
   const std::vector<TableCell> all = bits_table();
   CHECK(missing_pairs(all) == Words{});
 
-  // The control: a pair is missing without the cells that have it.
+  // If the cells that have a pair are removed, the pair is reported as missing.
   std::vector<TableCell> fewer;
   for (const TableCell& cell : all) {
     if (cell.kind.name != "gpt" || cell.precision != "fp16") fewer.push_back(cell);
@@ -204,23 +205,23 @@ TEST_CASE("the program refuses the pairs that the table leaves out", "[same_bits
   }
 }
 
-TEST_CASE("runs of a GPT have the same bits on 1, 2 and 4 processes", "[same_bits_table]") {
+TEST_CASE("runs of a GPT are bitwise equal on 1, 2 and 4 processes", "[same_bits_table]") {
   check_cells_of("gpt");
 }
 
-TEST_CASE("runs of a Llama have the same bits on 1, 2 and 4 processes", "[same_bits_table]") {
+TEST_CASE("runs of a Llama are bitwise equal on 1, 2 and 4 processes", "[same_bits_table]") {
   check_cells_of("llama");
 }
 
-TEST_CASE("runs of an RNN have the same bits on 1, 2 and 4 processes", "[same_bits_table]") {
+TEST_CASE("runs of an RNN are bitwise equal on 1, 2 and 4 processes", "[same_bits_table]") {
   check_cells_of("rnn");
 }
 
-TEST_CASE("runs of a convnet have the same bits on 1, 2 and 4 processes", "[same_bits_table]") {
+TEST_CASE("runs of a convnet are bitwise equal on 1, 2 and 4 processes", "[same_bits_table]") {
   check_cells_of("convnet");
 }
 
-TEST_CASE("runs of an mlp have the same bits on 1, 2 and 4 processes", "[same_bits_table]") {
+TEST_CASE("runs of an mlp are bitwise equal on 1, 2 and 4 processes", "[same_bits_table]") {
   check_cells_of("mlp");
 }
 

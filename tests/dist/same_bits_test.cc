@@ -1,6 +1,7 @@
-// Tests that a run has the same bits on several processes as on one if the number of micro-batches
-// of each is a power of two, and otherwise the same metrics up to rounding. The table of kinds,
-// precisions, optimizers and dist.shard is in same_bits_table_test.cc.
+// Tests that a run on several processes is bitwise equal to a run on one process if the number of
+// micro-batches of each process is a power of two, or if dist.shard divides the gradients.
+// Otherwise the metrics are equal up to rounding. The table of kinds, precisions, optimizers and
+// dist.shard is in same_bits_table_test.cc.
 #include <string>
 #include <vector>
 
@@ -38,7 +39,7 @@ TEST_CASE("train.sum_order = sequence adds micro-batches one after another, on o
                                                              {"data.dir", (f / "data").string()}}));
   LoadedConfig loaded = data.loaded;
 
-  // The oracle: backward accumulates into existing gradients.
+  // The oracle lets backward() accumulate into existing gradients.
   Session expected = Session::make(data);
   Loader batches(*data.data, batch_sizes(loaded.config), 1, 0, loaded.config.data, expected.device);
   zero_grad(*expected.model);
@@ -91,18 +92,18 @@ TEST_CASE("all processes end by train.early_stop after the same step", "[same_bi
   CHECK((results_of(f / "runs/1", last("1")) == results_of(f / "runs/2", last("1"))));
 }
 
-TEST_CASE("bits are the same on 8 processes and for any bucket size", "[same_bits]") {
+TEST_CASE("a run is bitwise the same on 8 processes and for any bucket size", "[same_bits]") {
   RunsOnRanks runs(same_bits_keys, "step-00000006");
   const Words keys{"--train.grad_accum=8", "--train.batch_size=2"};
   const std::string alone = runs.results(1, small_gpt, keys);
   CHECK((runs.results(8, small_gpt, keys) == alone));
   CHECK((runs.results(2, small_gpt, with_keys(keys, {"--dist.bucket_mb=0.001"})) == alone));
-  // The control: another seed has other bits.
+  // A wrong seed must be noticed.
   CHECK((runs.results(1, small_gpt, with_keys(keys, {"--train.seed=7"})) != alone));
 }
 
 TEST_CASE(
-    "bits are the same on 3 processes with two micro-batches each, and on 2 that shard gradients "
+    "runs are bitwise equal on 1, on 3 with two micro-batches each, and on 2 that shard gradients "
     "with three each",
     "[same_bits]") {
   RunsOnRanks runs(same_bits_keys, "step-00000006");
@@ -115,19 +116,20 @@ TEST_CASE(
   CHECK((runs.results(3, small_gpt, keys) == alone));
   CHECK((sharded(3, "optimizer") == alone));
 
-  // Each process has every second micro-batch, so that any number of them gives the same bits.
+  // Each process has every second micro-batch, so the bits are the same for any number of
+  // micro-batches.
   CHECK((sharded(2, "gradients") == alone));
   CHECK((sharded(2, "parameters") == alone));
 }
 
-TEST_CASE("processes skip the update of the same step by train.spike_sigma", "[same_bits]") {
+TEST_CASE("with train.spike_sigma, all processes skip the same updates", "[same_bits]") {
   RunsOnRanks runs(with_keys(same_bits_keys, {"--train.steps=60", "--checkpoint.interval=60",
                                               "--train.eval_interval=0", "--optim.kind=sgd",
                                               "--train.spike_sigma=0.01", "--train.batch_size=1"}),
                    "step-00000060");
   const Kind& numbers = lathe::test::kinds[1];
   const fs::path alone = runs.train(1, numbers, {});
-  // Some update is skipped. The first 50 losses never count as spikes.
+  // At least one update is skipped. The first 50 losses never count as spikes.
   CHECK(numbers_of(alone, "updates").back() < 60);
 
   for (const int ranks : {2, 4}) {
@@ -142,15 +144,16 @@ struct ThreeEach {
   Words keys;
 };
 
-// The defaults of optim.kind and optim.lr, without warmup. Relative differences are at most 3.0e-7
-// of a loss, 2.9e-7 of a gradient norm and 2.5e-7 of an evaluation, measured on an Intel Xeon with
-// AVX-512 (2026-11-28). With the learning rate of write_config(), which is ten times as high, those
-// of the Llama are up to 2.7e-6 of a loss and 2.2e-5 of a gradient norm.
+// These keys have the defaults of optim.kind and optim.lr, without warmup. Relative differences are
+// at most 3.0e-7 for a loss, 2.9e-7 for a gradient norm and 2.5e-7 for an evaluation, measured on
+// an Intel Xeon with AVX-512 (2026-11-28). At the learning rate of write_config(), which is ten
+// times as high, the Llama's differences are up to 2.7e-6 for a loss and 2.2e-5 for a gradient
+// norm.
 const Words fifty_steps{"--train.steps=50",         "--train.batch_size=2",   "--optim.lr=1e-3",
                         "--train.eval_interval=10", "--train.eval_batches=3", "--dist.timeout=60",
                         "--checkpoint.interval=50"};
 
-/// Checks that runs of 50 steps on `ranks` processes have the same bits each time, and that their
+/// Checks that repeated runs of 50 steps on `ranks` processes are bitwise equal, and that their
 /// metrics are within a relative 1e-6 of those of one process.
 void check_within_rounding(int ranks, const std::vector<ThreeEach>& cells) {
   const std::string last = "step-00000050";
@@ -168,7 +171,7 @@ void check_within_rounding(int ranks, const std::vector<ThreeEach>& cells) {
     const std::string results = results_of(shared, last);
     INFO(cell.kind.name << " on " << ranks << " processes");
     CHECK((runs.results(ranks, cell.kind, cell.keys) == results));
-    // The control: sums in another order have other bits.
+    // The comparison notices that one process adds in another order.
     CHECK((results_of(alone, last) != results));
   }
 }
@@ -200,7 +203,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a run stopped on 4 processes resumes on 1 and on 2, with the bits of one that never "
+    "a run stopped on 4 processes resumes on 1 and on 2, with the bits of a run that never "
     "stopped",
     "[same_bits]") {
   const TempFolder f;

@@ -91,7 +91,7 @@ void check_blocks(RecomputePolicy policy) {
   CHECK(equals_whole_rows(grad(sum(first[0] * first[0]), {mine})[0].data(), h));
 }
 
-// One rank of the next test, which runs in its own process.
+// The next test case runs this one in one process per rank.
 TEST_CASE("a rank checks the ops of sequence parallelism", "[.rank_of_sequence_ranks]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -157,7 +157,8 @@ TEST_CASE("the ranges of all parts are the positions of a process's chunks in or
 
 TEST_CASE("tensor ranks with parts of unequal sizes own the same ranges of uncut parameters",
           "[sequence_ranks]") {
-  // Rows of a vocabulary that two ranks can't divide equally, between parameters that are not cut.
+  // The parameters are a vocabulary whose rows two ranks can't divide equally, and parameters
+  // before and after it that are not cut.
   constexpr int64_t rows = 257, width = 96, count = 40;
   std::vector<ElementRange> ranges[2];
 
@@ -218,8 +219,8 @@ TEST_CASE("runs that divide the residual stream have the losses of one process",
   struct Cell {
     const Kind& kind;
     int ranks;
-    Words keys;    // of both runs
-    Words layout;  // of the divided run
+    Words keys;    // keys of both runs
+    Words layout;  // additional keys of the divided run
     double tolerance = 1e-6;
   };
 
@@ -249,7 +250,7 @@ TEST_CASE("runs that divide the residual stream have the losses of one process",
   }
 }
 
-TEST_CASE("a run with sequence parallelism has the same bits on any number of data ranks",
+TEST_CASE("runs with sequence parallelism are bitwise equal on any number of data ranks",
           "[sequence_ranks]") {
   RunsOnRanks runs(with_keys(sequence_keys, {"--train.steps=6", "--checkpoint.interval=3"}),
                    "step-00000006");
@@ -259,7 +260,7 @@ TEST_CASE("a run with sequence parallelism has the same bits on any number of da
   CHECK((runs.results(4, normed_llama,
                       with_keys(divided_keys,
                                 {"--dist.shard=parameters", "--memory.recompute=blocks"})) == two));
-  // The control: gradients of norms are added in another order.
+  // A run that does not divide the residual stream adds the gradients of norms in another order.
   CHECK((runs.results(2, normed_llama, {"--dist.tensor=2"}) != two));
 }
 
@@ -292,10 +293,10 @@ TEST_CASE("runs with sequence parallelism use the memory and send the bytes that
             Approx(memory.back()).epsilon(0.05));
     }
     // Each block keeps half of the residual stream in four places: the inputs of two norms and of
-    // the two layers after them. [2, 512, 64] in float32, less an allowance for one block's
-    // buffers.
+    // the two layers after them. The stream is [2, 512, 64] in float32. The bound is lower by one
+    // block, as an allowance for buffers.
     CHECK(memory[0] - memory[1] > 3 * 4 * (2 * 512 * 64 / 2) * 4);
-    // Two layers of a block gather their inputs again, which is a quarter more.
+    // Two layers of a block gather their inputs again, which increases the sent bytes by a quarter.
     CHECK(sent[1] / sent[0] == Approx(1.25).epsilon(0.1));
   }
 }
@@ -305,12 +306,12 @@ TEST_CASE("dist.sequence_parallel is refused if rows can't be divided", "[sequen
   lathe::test::make_data(f);
   struct Refused {
     Words keys;
-    Words facts;  // what the error must name; none: the run is accepted
+    Words facts;  // texts that the error must contain; empty if the run is accepted
   };
   const std::vector<Refused> cases{
       {{"--dist.tensor=1"}, {"dist.sequence_parallel = true", "dist.tensor of at least 2"}},
       {{"--model.block_size=13"}, {"dist.sequence_parallel = true", "13 positions", "2 processes"}},
-      {{"--model.block_size=12", "--train.steps=1"}, {}},  // the control
+      {{"--model.block_size=12", "--train.steps=1"}, {}},  // accepted
   };
 
   for (const Refused& c : cases) {

@@ -1,5 +1,5 @@
 // Tests of dist.shard with dist.pipeline: the data ranks of a stage divide its optimizer state,
-// gradients or parameters. The bits are those of unsharded stages.
+// gradients or parameters. Runs are bitwise equal to runs with unsharded stages.
 #include <string>
 #include <vector>
 
@@ -82,8 +82,9 @@ TEST_CASE("a run resumes with the same bits on sharded stages, unsharded stages 
   check_same_tensors(f / "runs/whole", f / "runs/moved", "step-00000004");
 }
 
-TEST_CASE("plan --fit on several processes divides the state before it changes bits",
-          "[sharded_stages]") {
+TEST_CASE(
+    "plan --fit for several processes divides the state before it proposes keys that change bits",
+    "[sharded_stages]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, {"gpt", "text",
@@ -126,7 +127,7 @@ TEST_CASE("sharded stages use the memory and send the bytes that plan forecasts"
     return memory;
   };
 
-  // The first stage has the weight of an untied head, and never a gradient of it.
+  // The first stage has the weight of an untied head, but never its gradient.
   train("untied", {"--model.tie_weights=false"});
 
   // Sharding saves more than a tenth of rank 0's memory.

@@ -30,8 +30,8 @@ std::vector<NamedParameter> parameters_of(const std::vector<int64_t>& sizes) {
   return all;
 }
 
-/// Checks that each element has one owner, and that parameters are cut only where it is permitted.
-/// Returns the number of elements of each rank.
+/// Checks that each element has one owner, and that parameters are cut only where `is_divisible` is
+/// true. Returns the number of elements of each rank.
 std::vector<int64_t> owned_by_ranks(const std::vector<int64_t>& sizes,
                                     const std::vector<bool>& is_divisible, int64_t bucket_bytes,
                                     int ranks) {
@@ -66,7 +66,7 @@ int64_t spread(const std::vector<int64_t>& owned) {
 
 TEST_CASE("each element of a parameter has one owner, and ranks own nearly the same number",
           "[shards]") {
-  // A model whose embedding is larger than all other parameters together.
+  // This model's embedding is larger than all other parameters together.
   const std::vector<int64_t> sizes{4000000, 0, 768, 589824, 2304, 1769472, 768, 3, 589824};
   for (const int ranks : {1, 2, 3, 4, 8}) {
     for (const int64_t bytes : {int64_t{1}, int64_t{1} << 20, int64_t{1} << 40}) {
@@ -111,7 +111,7 @@ TEST_CASE("buckets end in the order in which a backward pass completes them", "[
   }
 }
 
-// Its matrices have more elements than a partial sum covers, so that ranks cut them.
+// The matrices of this GPT have more elements than a partial sum covers, so that ranks cut them.
 const Kind wide_gpt{
     .name = "gpt",
     .data = "text",
@@ -140,7 +140,7 @@ TEST_CASE("sharding changes no bits with any optimizer and precision", "[shards]
     for (const std::string& key : cells[i]) keys += key + " ";
     const std::string alone = runs.results(1, wide_gpt, cells[i]);
 
-    // Each cell runs on one number of ranks per kind of sharding, and all combinations occur.
+    // A cell runs each kind of sharding on 2 or 4 ranks. All combinations occur over the cells.
     const int first = i % 2 == 0 ? 2 : 4;
     INFO(keys);
     if (i % 3 == 0)
@@ -154,12 +154,12 @@ TEST_CASE("sharding changes no bits with any optimizer and precision", "[shards]
                                              "--memory.recompute=" + policy})) == alone));
   }
 
-  // On three ranks, each has a block of two micro-batches.
+  // On three ranks, each rank has a block of two micro-batches.
   const Words six{"--train.grad_accum=6"};
   CHECK((runs.results(3, wide_gpt, with_keys(six, {"--dist.shard=gradients"})) ==
          runs.results(1, wide_gpt, six)));
 
-  // The control: another seed has other bits.
+  // A wrong seed must be noticed.
   CHECK((runs.results(2, wide_gpt, {"--dist.shard=optimizer", "--train.seed=7"}) !=
          runs.results(1, wide_gpt, {})));
 }
@@ -175,7 +175,7 @@ TEST_CASE("sharding saves the memory and sends the bytes that plan forecasts", "
       "--train.steps=2",        "--train.grad_accum=4",      "--train.batch_size=1",
       "--train.log_interval=1", "--train.eval_interval=0",   "--dist.timeout=60",
       "--dist.bucket_mb=0.3",   "--memory.recompute=blocks", "--checkpoint.interval=0"};
-  // 6 blocks of 12 x 128^2 elements; other parameters are neglected.
+  // The model has 6 blocks of 12 x 128^2 elements. Other parameters are neglected.
   const double elements = 6.0 * 12 * 128 * 128, others = 3.0 / 4;
 
   std::vector<double> memory;
@@ -188,7 +188,7 @@ TEST_CASE("sharding saves the memory and sends the bytes that plan forecasts", "
 
     const lathe::Json forecast = lathe::test::plan_of(f, 4, "kind.toml", own);
     CHECK(forecast.at("sent_bytes_per_step") == lathe::test::most_sent(f / "runs" / shard));
-    // The number of buckets that wait for the exchange depends on timing: five have 1.5 MB.
+    // The number of buckets that wait for the exchange depends on timing. Five buckets have 1.5 MB.
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).margin(1.5e6));
   }
@@ -203,7 +203,7 @@ TEST_CASE("plan forecasts the rank with the largest memory if tensors belong to 
   const TempFolder f;
   lathe::test::make_data(f);
 
-  // Nearly all elements are in the embedding. Small buckets give it to a rank other than the first.
+  // Nearly all elements are in the embedding. Small buckets assign it to a rank other than rank 0.
   lathe::test::write_config(
       f, {.name = "gpt",
           .data = "text",
@@ -254,7 +254,8 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
     double most = 0;
     for (const Json& rank : lathe::test::rank_stats(f / "runs" / (more[0] + more[1])))
       most = std::max(most, rank.at("memory_bytes").get<double>());
-    // A bucket that is sent while the next one is filled is 2 of 30 MB, and may be sent earlier.
+    // A bucket that is sent while the next one is filled takes 2 of 30 MB. It may have been sent
+    // earlier.
     const double planned = lathe::test::plan_of(f, 2, "kind.toml", own).at("tensors_mb");
     CHECK(most <= 1.03 * planned * (1 << 20));
     CHECK(most >= 0.9 * planned * (1 << 20));
@@ -263,7 +264,7 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
 
 /// A layer of an RNN uses its weights at every position, so their gradients are summed at the cast
 /// that all uses share.
-TEST_CASE("weights whose casts are shared by several uses have the same bits with sharding",
+TEST_CASE("weights whose casts are shared by several uses are bitwise unchanged by sharding",
           "[shards]") {
   RunsOnRanks runs(shard_keys, "step-00000004");
   const Words keys{"--amp.dtype=bf16", "--amp.working_copies=false", "--train.steps=4"};
@@ -272,11 +273,11 @@ TEST_CASE("weights whose casts are shared by several uses have the same bits wit
   CHECK((runs.results(2, lstm,
                       with_keys(keys, {"--dist.shard=parameters", "--memory.recompute=blocks"})) ==
          alone));
-  // The control: without the cache of casts, sums have another precision.
+  // The comparison notices that sums have another precision if casts are not cached.
   CHECK((runs.results(1, lstm, with_keys(keys, {"--amp.cache=false"})) != alone));
 }
 
-TEST_CASE("dist.reduce_dtype = bf16 sends rounded gradients, which are half of the bytes",
+TEST_CASE("dist.reduce_dtype = bf16 sends rounded gradients, which have half as many bytes",
           "[shards]") {
   const TempFolder f;
   lathe::test::make_data(f);
@@ -295,7 +296,8 @@ TEST_CASE("dist.reduce_dtype = bf16 sends rounded gradients, which are half of t
   CHECK((alone == full));
   CHECK((first != full));
 
-  // The bits are reproducible, also with sharded optimizer state. One process sends nothing.
+  // A repeated run is bitwise equal, also with sharded optimizer state. A single process sends
+  // nothing, so dist.reduce_dtype changes none of its bits.
   CHECK((train(2, "again", low) == first));
   CHECK((train(2, "sharded", with_keys(low, {"--dist.shard=optimizer"})) == first));
   CHECK((train(1, "alone-low", low) == alone));

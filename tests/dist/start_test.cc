@@ -1,5 +1,5 @@
-// Tests of the start of several processes: each has the initial values of one process, and never
-// the complete model.
+// Tests of the start of several processes: each process has the initial values of a run on one
+// process, but never the complete model.
 #include <torch/types.h>
 
 #include <string>
@@ -31,7 +31,7 @@ const Kind eight_blocks{.name = "llama",
                             "tie_weights = false\n"};
 
 /// Returns this process's part of a parameter, as 1-D, and the same part of `whole`. Both are
-/// undefined if the process has no part of it.
+/// undefined if the process has no part of the parameter.
 std::pair<at::Tensor, at::Tensor> kept_and_wanted(const Variable& p, at::Tensor whole) {
   if (const TensorCut* cut = cut_of(p)) whole = cut->part_of(whole);
   whole = whole.reshape({-1});
@@ -41,7 +41,8 @@ std::pair<at::Tensor, at::Tensor> kept_and_wanted(const Variable& p, at::Tensor 
   return {own, whole.narrow(0, end - own.numel(), own.numel())};
 }
 
-/// Starts a run as one rank, and compares its parameters with a model of one process.
+/// Starts a run as this process's rank, and compares its parameters with those of a model on one
+/// process.
 void check_start(const Words& keys) {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -150,7 +151,7 @@ TEST_CASE("parts of a model start from train.init_from, and resume from bfloat16
   }
 }
 
-/// Changes the last weight of a matrix of a model's last block.
+/// Changes the last element of a weight matrix in the model's last block.
 void change_last_block(const fs::path& file) {
   StateDict state = read_state_dict(file);
   at::Tensor& weight = state.at("model.layers.7.mlp.down_proj.weight");
@@ -180,7 +181,7 @@ TEST_CASE("processes that read different source weights are refused", "[start]")
   fs::copy(f / "exported", elsewhere / "exported");
   change_last_block(elsewhere / "exported/model.safetensors");
 
-  // Weights that only rank 1 reads, and frozen ones, which no checkpoint has.
+  // The weights are those that only rank 1 reads, and frozen weights, which no checkpoint has.
   for (const Words& keys : {Words{"--train.init_from=exported", "--dist.pipeline=2"},
                             {"--adapters.base=run", "--adapters.rank=2"},
                             {"--train.task=distill", "--distill.teacher=run"}}) {
@@ -237,7 +238,8 @@ TEST_CASE("an evaluation needs less than 15% more memory than training", "[start
       CHECK(measured == Approx(planned).epsilon(0.1));
       return measured;
     };
-    // All parameters would add a third, and a batch's own tensors add little.
+    // If each process gathered all parameters, that would add a third. The tensors of a batch add
+    // little.
     CHECK(peak("1") < 1.15 * peak("0"));
   }
 }
@@ -250,7 +252,7 @@ TEST_CASE("processes that need far more memory together than is free are refused
   const auto train = [&](int ranks, const std::string& name, const Words& more) {
     return train_on(f, ranks, "kind.toml", name, with_keys(keys, more));
   };
-  // 0.4 TB for each of two processes with half of the blocks.
+  // Each of two processes needs 0.4 TB for half of the blocks.
   const Finished refused =
       train(2, "large", {"--model.n_embd=8192", "--model.n_layer=60", "--dist.pipeline=2"});
   INFO(refused.err);
@@ -270,7 +272,7 @@ TEST_CASE("processes that need far more memory together than is free are refused
   CHECK(needs(train(4, "four", {"--train.grad_accum=4"})) == Approx(2 * two).epsilon(0.15));
 }
 
-TEST_CASE("a rank compares its lines with those of the other", "[.lines_of_ranks]") {
+TEST_CASE("a rank compares its lines with the other rank's", "[.lines_of_ranks]") {
   join_world(placement_from_environment().value(), {});
   const bool is_first = world().rank() == 0;
   world().check_same_lines("the model", is_first ? "a 1\nb 2\n" : "b 2\nc 4\n");

@@ -45,14 +45,14 @@ TensorCut cut_of_vocabulary(int64_t size) {
       .dim = 0, .sections = {size}, .part = world().tensor().rank, .parts = world().tensor().size};
 }
 
-/// Returns this rank's part along a dimension of a tensor that all ranks have.
+/// Returns this rank's part of `whole`, a tensor that all ranks have, along `dim`.
 at::Tensor own_part(const at::Tensor& whole, int64_t dim) {
   const ElementRange own = cut_of_vocabulary(whole.size(dim)).range(0, world().tensor().rank);
   return whole.slice(dim, own.begin, own.end);
 }
 
 /// Checks a loss that all ranks compute from x: its value, gradient and second derivatives. `ours`
-/// computes it with this rank's part of the weights, `oracle` with all of them.
+/// computes the loss with this rank's part of the weights, and `oracle` with the complete weights.
 void check_loss(const std::function<Variable(const Variable&)>& ours,
                 const std::function<at::Tensor(const at::Tensor&)>& oracle, const at::Tensor& x) {
   const at::Tensor theirs = x.clone().requires_grad_();
@@ -157,7 +157,7 @@ void check_embedding() {
   CHECK_THROWS(embedding_of_tensor_ranks(torch::tensor({-1}), part));
 }
 
-// One rank of the next test, which runs in its own process.
+// The next test case runs this one in one process per rank.
 TEST_CASE("a rank checks the ops of tensor parallelism", "[.rank_of_tensor_ranks]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -189,7 +189,7 @@ TEST_CASE("a part of a tensor has a share of each section, and joined parts give
     }
     CHECK(TensorCut{.dim = 1, .sections = {6, 7}, .parts = parts}.join(all).equal(whole));
   }
-  // Two parts of sections of 6 and 7 rows: rows 0 to 2 and 6 to 8.
+  // The first of two parts of sections with 6 and 7 rows has the rows 0 to 2 and 6 to 8.
   const TensorCut first{.dim = 1, .sections = {6, 7}, .part = 0, .parts = 2};
   CHECK(first.part_of(whole).select(0, 0).select(1, 0).equal(torch::tensor({0, 3, 6, 18, 21, 24})));
 }
@@ -279,8 +279,8 @@ TEST_CASE("a tensor-parallel run agrees with one process up to rounding", "[tens
     CHECK(difference("val_loss") < cell.tolerance);
     CHECK(difference("grad_norm") < 10 * cell.tolerance);  // a gradient is a small difference of
                                                            // larger sums
-    CHECK((two != alone));  // the control: sums over two processes have another order
-    // Further data ranks and sharding do not change bits.
+    CHECK((two != alone));                                 // two processes add in another order
+    // Neither additional data ranks nor sharding change a bit of the results.
     CHECK((train(4, "4", with_keys(cut, {"--dist.shard=gradients"})) == two));
   }
 }
@@ -368,7 +368,7 @@ TEST_CASE("weights of another tensor rank that are not finite are never saved", 
   REQUIRE(train_on(f, 1, "kind.toml", "source", with_keys(once, {"--model.vocab_size=300"})).code ==
           0);
 
-  // No token of the text uses the last row, so it only decays: to -9 times its value.
+  // No token of the text uses the last row, so only weight decay changes it: to -9 times its value.
   const fs::path checkpoint = f / "runs/source/checkpoints/step-00000001";
   const auto set_last_row = [&](double value) {
     std::vector<at::Tensor> held;
@@ -420,7 +420,8 @@ TEST_CASE("tensor-parallel runs use the memory and send the bytes that plan fore
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).epsilon(0.05));
   }
-  // Selective recomputation keeps results within unused memory, in a run as in its forecast.
+  // Selective recomputation keeps results that fit into unused memory, both in a run and in its
+  // forecast.
   const Words selective = with_keys(all, {"--dist.tensor=2", "--memory.recompute=selective"});
   REQUIRE(train_on(f, 2, "kind.toml", "selective", selective).code == 0);
   CHECK(lathe::test::plan_of(f, 2, "kind.toml", selective).at("tensors_mb").get<double>() *
@@ -428,7 +429,7 @@ TEST_CASE("tensor-parallel runs use the memory and send the bytes that plan fore
         Approx(lathe::test::first_rank_stats(f / "runs/selective").at("memory_bytes").get<double>())
             .epsilon(0.01));
 
-  // Half of the 16 bytes that each of 4 x 12 x 128^2 elements has.
+  // Each rank has half of the 4 x 12 x 128^2 elements, which take 16 bytes each.
   CHECK(memory[0] - memory[1] > 0.9 * 8 * 4 * 12 * 128 * 128);
 }
 
@@ -440,7 +441,7 @@ TEST_CASE("dist.tensor is refused if a layer or an optimizer can't be divided", 
   };
   const std::string small = "n_layer = 2\nn_head = 4\nn_embd = 32\nblock_size = 8\n";
   const std::vector<Refused> cases{
-      {"kind = \"gpt\"\n" + small, {}, ""},  // the control
+      {"kind = \"gpt\"\n" + small, {}, ""},  // accepted
       {"kind = \"gpt\"\n" + small, {{"dist.tensor", "3"}}, "4 heads"},
       {"kind = \"llama\"\nn_kv_head = 1\n" + small, {}, "model.n_kv_head"},
       {"kind = \"llama\"\nqk_norm = true\nqk_norm_over = \"projection\"\n" + small,

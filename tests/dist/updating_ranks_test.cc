@@ -29,7 +29,7 @@ struct UpdatingCase {
 std::vector<UpdatingCase> updating_cases() {
   const auto& kinds = lathe::test::kinds;
   return {
-      // Buckets of one parameter and of all of them.
+      // These two cases have buckets of one parameter, and one bucket for all parameters.
       {updating_gpt, {"--optim.grad_clip=0", "--dist.bucket_mb=0.001"}},
       {updating_gpt, {"--optim.grad_clip=0", "--optim.ema_decay=0.9"}},
       {updating_gpt,
@@ -49,7 +49,7 @@ std::vector<UpdatingCase> updating_cases() {
   };
 }
 
-TEST_CASE("updates in backward on several processes have the bits of updates after it on one",
+TEST_CASE("updates in backward on several processes are bitwise equal to updates after it on one",
           "[updating_ranks]") {
   for (const int ranks : {2, 4}) {
     const Words steps{"--train.steps=6",          "--train.grad_accum=" + std::to_string(ranks),
@@ -67,7 +67,7 @@ TEST_CASE("updates in backward on several processes have the bits of updates aft
              alone));
     }
 
-    // The control: another clipping norm gives other bits.
+    // A wrong clipping norm must be noticed.
     CHECK((runs.results(ranks, updating_gpt, with_keys({"--optim.grad_clip=0.02"}, in_backward)) !=
            runs.results(1, updating_gpt, {"--optim.grad_clip=0.01"})));
   }

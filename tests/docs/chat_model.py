@@ -6,7 +6,7 @@ SmolLM2-135M-Instruct.
   tests/docs/chat_model.py LATHE
 
 Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one that LATHE_HF_PYTHON
-names. As a control, the imported model must answer differently before it is trained.
+names. Before it is trained, the imported model must answer differently.
 """
 import os
 import re

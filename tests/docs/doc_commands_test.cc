@@ -47,7 +47,7 @@ Page::Page(const std::string& markdown) {
   std::istringstream lines(markdown);
   bool in_block = false, in_indented = false, after_blank = true;
   for (std::string line; std::getline(lines, line);) {
-    // An indented block after a blank line is a block of shell.
+    // An indented block after a blank line is shell code.
     const bool is_indented = !in_block && line.starts_with("    ") && (in_indented || after_blank);
     if (is_indented) {
       if (!in_indented) blocks.push_back({"sh", ""});
@@ -68,7 +68,7 @@ Page::Page(const std::string& markdown) {
     }
     if (!line.starts_with("|")) continue;
 
-    // A table's row. A bar within a cell is written as \|.
+    // The line is a row of a table, in which a bar within a cell is written as \|.
     static const std::regex code("`([^`]+)`");
     for (std::sregex_iterator i(line.begin(), line.end(), code), end; i != end; ++i) {
       cells.push_back(replace_all((*i)[1], "\\|", "|"));
@@ -129,7 +129,8 @@ bool is_key(const std::string& key) {
   });
 }
 
-/// Returns the name in `--name=value`, `[--name` and the like, or "" if it is not an option.
+/// Returns the name in a word such as `--name=value` or `[--name`, or "" if the word is not an
+/// option.
 std::string option_of(std::string word) {
   if (word.starts_with("[")) word.erase(0, 1);
   if (!word.starts_with("--")) return "";
@@ -229,9 +230,10 @@ class Checker {
     }
   }
 
-  /// Checks that some command has the options of a cell that names no command.
+  /// Checks the options of a cell that names no command: at least one command must have each
+  /// option.
   void check_lone_options(const Strings& words) {
-    static const std::set<std::string> of_other_programs{"no-requeue"};  // sbatch
+    static const std::set<std::string> of_other_programs{"no-requeue"};  // an option of sbatch
     for (const auto& word : words) {
       const std::string option = option_of(word);
       if (option.empty() || of_other_programs.contains(option)) continue;
@@ -255,7 +257,7 @@ class Checker {
                        [&](const auto& flag) { return flag.name == option; });
   }
 
-  /// Checks each `section.key` of a section that exists.
+  /// Checks that each `section.key` exists if its section exists.
   void check_keys(const std::string& code) {
     static const std::regex dotted(
         R"((?:^|[^A-Za-z0-9_./-]|--)([a-z]+)\.([a-z_0-9]+)(?![A-Za-z0-9_./(]))");
@@ -296,7 +298,7 @@ class Checker {
   }
 
   /// Checks that a file of this repository exists. Folders such as data/ also hold files of the
-  /// user, so only names with the extensions of Lathe's own files are checked.
+  /// user, so only names with the extensions of Lathe's files are checked.
   void check_file(const std::string& word) {
     static const std::regex own(
         R"((\.ci|amp|autograd|configs|core|data|docs|examples|nn|optim|tests|tools|train)/[A-Za-z0-9_/.-]+\.(toml|md|py|cc|cu|h|sbatch|svg))");
@@ -357,7 +359,7 @@ TEST_CASE("the checker reports commands, options, keys and files that do not exi
         Strings{"lathe generate has no --promt"});
   CHECK(shell("lathe generate runs/x \\\n  --promt a") == Strings{"lathe generate has no --promt"});
   CHECK(shell("lathe train configs/quickstart.toml --train.stepz=5").size() ==
-        2);  // as an option and as a key
+        2);  // reported as an option and as a key
   CHECK(shell("lathe train configs/quick.toml") == Strings{"there is no file configs/quick.toml"});
   CHECK(shell("./dev trian configs/quickstart.toml") == Strings{"./dev has no command trian"});
   CHECK(shell("./dev fuzz --run 5") == Strings{"./dev fuzz has no --run"});
@@ -374,7 +376,7 @@ TEST_CASE("the checker reports commands, options, keys and files that do not exi
   CHECK(problems("| `--promt` | x |\n") == Strings{"no command has --promt"});
   CHECK(problems("| `train.stepz` | x |\n") == Strings{"there is no key train.stepz"});
   CHECK(problems("| `docs/no.md` | x |\n") == Strings{"there is no file docs/no.md"});
-  CHECK(problems("```sh\nlathe train x.toml\n").size() == 1);  // no end
+  CHECK(problems("```sh\nlathe train x.toml\n").size() == 1);  // the block has no end
 
   // Correct names, and prose, give no problem.
   CHECK(shell("lathe eval runs/x  # lathe evaluate") == Strings{});
@@ -382,7 +384,7 @@ TEST_CASE("the checker reports commands, options, keys and files that do not exi
   CHECK(problems("`lathe trian` has `--promt`, `train.stepz` and `docs/no.md`.\n") == Strings{});
 }
 
-TEST_CASE("the C++ program in README.md is the one of examples/own_loop", "[doc_commands]") {
+TEST_CASE("the C++ program in README.md is the program of examples/own_loop", "[doc_commands]") {
   const auto without_space = [](std::string text) {
     std::erase_if(text, [](unsigned char c) { return std::isspace(c) != 0; });
     return text;
@@ -411,7 +413,7 @@ TEST_CASE("the version is that of the newest release", "[doc_commands]") {
 }
 
 TEST_CASE("docs/ lists every exit code and every Debian package", "[doc_commands]") {
-  // The codes of the help, and 130, which a second SIGINT gives.
+  // The expected codes are those of the help, and 130, which a second SIGINT gives.
   const std::string help = run({.binary = "lathe",
                                 .args = {"--help"},
                                 .folder = fs::temp_directory_path(),
@@ -450,7 +452,7 @@ TEST_CASE("docs/ lists every exit code and every Debian package", "[doc_commands
   }
 }
 
-TEST_CASE("commands of the pages for the reader's own text and table run", "[doc_commands]") {
+TEST_CASE("commands of the pages run with a text and a table of the reader", "[doc_commands]") {
   const TempFolder f;
   write_file(f / "my.txt", sample_text(20000));
   std::string table = "width,height,kind\n";

@@ -59,7 +59,7 @@ std::string without_code(const std::string& line) {
 std::string anchor_of(const std::string& heading) {
   std::string text;
   for (size_t i = 0; i < heading.size(); ++i) {
-    // Of a link in a heading, only the text counts.
+    // A link in a heading contributes only its text.
     if (heading[i] == ']' && i + 1 < heading.size() && heading[i + 1] == '(') {
       i = std::min(heading.find(')', i), heading.size() - 1);
       continue;
@@ -111,7 +111,7 @@ Strings links_in(const std::string& page) {
       const size_t begin = at + opening.size(), end = text.find(closing, begin);
       if (end == std::string::npos) break;
       std::string target = text.substr(begin, end - begin);
-      target = target.substr(0, target.find_first_of(" \n"));  // without a title
+      target = target.substr(0, target.find_first_of(" \n"));  // drops the link's title
       targets.push_back(target);
     }
   }
@@ -204,20 +204,20 @@ TEST_CASE("the link check finds broken links", "[doc_links]") {
              "# Other page\n\n## Same\n\n## Same\n\n## `--fit` and [more](x.md): 8 GB\n");
   const auto broken = [&](const std::string& page) { return broken_links(f / "README.md", page); };
 
-  // Links that are right.
+  // These links are right.
   CHECK(broken("# Top\n[a](guide/other.md) [b](guide/other.md#same-1) [c](#top) [d](guide) "
                "![e](guide/other.md \"t\")")
             .empty());
   CHECK(broken("[a](guide/other.md#--fit-and-more-8-gb)").empty());
   CHECK(broken("[site](https://example.org/absent.md) [mail](mailto:a@example.org)").empty());
 
-  // Text that is not a link.
+  // These texts are not links.
   CHECK(broken("`[a](absent.md)`\n\n```sh\n[a](absent.md)\n```\n\n    [a](absent.md)\n").empty());
   CHECK(broken("1. Item\n\n   ```sh\n   [a](absent.md)\n   ```\n").empty());
   CHECK(broken("# Top\n\n```sh\n# comment\n```\n[a](#comment)") ==
         Strings{"#comment: no such heading"});
 
-  // Links that are broken, in each form.
+  // These links are broken, in each form.
   CHECK(broken("[a](absent.md)") == Strings{"absent.md: no such file"});
   CHECK(broken("text with [a\nlink](absent.md) in it") == Strings{"absent.md: no such file"});
   CHECK(broken("![a](absent.svg)") == Strings{"absent.svg: no such file"});

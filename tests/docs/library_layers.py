@@ -5,8 +5,8 @@ with its fields if it has none, and their defaults.
 
   tests/docs/library_layers.py [--table]
 
---table prints the entries that the tables must contain. Two controls must fail: a page with another
-default, and a page without a field.
+--table prints the entries that the tables must contain. The script also checks that it notices a
+page with another default, and a page without a field.
 """
 import re
 import sys
@@ -50,7 +50,7 @@ def named(declaration):
 
 
 def constructor(name, body):
-    """Returns the parameters of the constructor, or None if it has none."""
+    """Returns the parameters of the constructor, or None if there is no constructor."""
     for found in re.finditer(rf"(?<![\w~:]){name}\(((?:[^()]|\([^()]*\))*)\)\s*[;:{{]", body):
         if found[1].strip():
             return [named(p) for p in split(found[1])]
@@ -104,7 +104,7 @@ def problems(page):
         listed = re.findall(r"`([^`]+)`", row)[1:]
         listed = [name for name in listed if re.match(r"[a-z_]+( = |$)", name)]
         if listed != wanted:
-            found.append(f"{name} has the fields {wanted}, and the page {listed}")
+            found.append(f"{name} has the fields {wanted}, but the page lists {listed}")
     return found
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Installs Lathe into a temporary folder, builds each folder of examples/ against the installed
 package, outside of the source tree, and runs the programs: package.py BUILD_FOLDER LIBTORCH
-[EXAMPLE ...]. Control: without the installed package, CMake must fail to configure them."""
+[EXAMPLE ...]. Without the installed package, CMake must fail to configure them."""
 import csv
 import json
 import math
@@ -48,13 +48,15 @@ def try_own_model(binary, folder):
     run(*train, "--train.out_dir=whole", "--train.steps=200", cwd=folder)
     last = json.loads(run(binary, "eval", "whole", cwd=folder).splitlines()[-1])
     assert last["accuracy"] > 0.9, last
-    for steps in [90, 200]:  # two parts give the same bits
+    for steps in [90, 200]:  # a run in two parts must be bitwise equal
         run(*train, "--train.out_dir=parts", f"--train.steps={steps}", cwd=folder)
     model = "checkpoints/step-00000200/model.safetensors"
     assert (folder / "whole" / model).read_bytes() == (folder / "parts" / model).read_bytes()
     run(*train, "--train.out_dir=other", "--train.steps=200", "--train.seed=2", cwd=folder)
-    assert (folder / "whole" / model).read_bytes() != (folder / "other" / model).read_bytes()  # the control
-    # A run on 4 processes with sharded parameters, and then on 1, has the same bits as a run on 1.
+    # Another seed must give other weights.
+    assert (folder / "whole" / model).read_bytes() != (folder / "other" / model).read_bytes()
+    # A run on 4 processes with sharded parameters that resumes on 1 must be bitwise equal to a run
+    # on 1.
     four = ["--train.grad_accum=4", "--train.batch_size=16", "--memory.recompute=blocks"]
     run(*train, *four, "--train.out_dir=alone", "--train.steps=60", cwd=folder)
     shared = [*train, *four, "--train.out_dir=shared", "--dist.timeout=60"]
@@ -78,12 +80,12 @@ def try_own_task(binary, folder):
     # The 10% and 90% quantiles of the noise are -0.128 and 0.128. The pinball losses of these and of the median add up
     # to 0.1 (0.1755 + 0.3989 + 0.1755) = 0.075.
     assert 0.07 < last["pinball"] < 0.1 and 0.65 < last["within_80"] < 0.92, last
-    for steps in [150, 400]:  # two parts give the same bits
+    for steps in [150, 400]:  # a run in two parts must be bitwise equal
         run(*train, "--train.out_dir=series-parts", f"--train.steps={steps}", "--schedule.kind=constant", cwd=folder)
     model = "checkpoints/step-00000400/model.safetensors"
     run(*train, "--train.out_dir=series-whole", "--schedule.kind=constant", cwd=folder)
     assert (folder / "series-parts" / model).read_bytes() == (folder / "series-whole" / model).read_bytes()
-    # A run of the task on 4 processes, and then on 2, has the same bits as a run on 1.
+    # A run of the task on 4 processes that resumes on 2 must be bitwise equal to a run on 1.
     four = ["--train.grad_accum=4", "--train.batch_size=16", "--schedule.kind=constant"]
     run(*train, *four, "--train.out_dir=series-alone", "--train.steps=60", cwd=folder)
     shared = [*train[1:], *four, "--train.out_dir=series-shared", "--dist.shard=gradients", "--dist.timeout=60"]
@@ -93,9 +95,10 @@ def try_own_task(binary, folder):
     run(binary, "merge", "series-shared", "--out", "series-joined", cwd=folder)
     assert (folder / "series-alone" / model).read_bytes() == (folder / "series-joined" / model).read_bytes()
     run(*train, *four, "--train.out_dir=series-other", "--train.steps=60", "--train.seed=2", cwd=folder)
-    assert (folder / "series-alone" / model).read_bytes() != (folder / "series-other" / model).read_bytes()  # the control
-    # The transform sets parameters to zero. A head of zeros predicts zero, so the loss is that of
-    # the series itself. The control starts from random values.
+    # Another seed must give other weights.
+    assert (folder / "series-alone" / model).read_bytes() != (folder / "series-other" / model).read_bytes()
+    # The transform sets parameters to zero. A head of zeros predicts zero, so the loss depends only
+    # on the series. The second run starts from random values.
     for name, zero in [("zero", "head.*"), ("random", "")]:
         run(*train, f"--train.out_dir={name}", "--train.steps=1", "--optim.lr=1e-9", f"--start.zero={zero}", cwd=folder)
     losses = [json.loads(run(binary, "eval", name, cwd=folder).splitlines()[-1])["pinball"] for name in ["zero", "random"]]
@@ -117,7 +120,8 @@ def check_shipped_files(prefix, folder):
     assert done.returncode == 2 and f" {config} " in done.stderr, done.stderr
     for words in [["--help"], ["train", "--help"]]:
         assert f"lathe train {config}" in run(lathe, *words, cwd=folder)
-        assert "lathe train configs/quickstart.toml" in run(lathe, *words, cwd=SOURCE)  # the control
+        # In the source folder, the help has a relative path.
+        assert "lathe train configs/quickstart.toml" in run(lathe, *words, cwd=SOURCE)
 
 
 def main():

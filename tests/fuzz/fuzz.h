@@ -53,8 +53,8 @@ inline std::string_view text_of(const uint8_t* data, size_t size) {
 
 }  // namespace lathe::fuzz
 
-/// Writes the seeds into the corpus, which is the first folder on the command line. Defined in this
-/// header, so that a target is one file.
+/// Writes the seeds into the corpus, which is the first folder on the command line. This function
+/// is defined in a header so that each target is a single file.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   for (int i = 1; i < *argc; ++i) {
     const std::string word = (*argv)[i];

@@ -1,4 +1,4 @@
-// Fuzzes the parser of JSON, as in state.json, manifests and headers.
+// Fuzzes the parser of JSON, which reads state.json, manifests and headers.
 #include "core/io/json.h"
 #include "tests/fuzz/fuzz.h"
 

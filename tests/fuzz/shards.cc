@@ -1,5 +1,5 @@
 // Fuzzes data folders. The bytes of an input before its first NUL are manifest.json, and the bytes
-// after it are train.bin. If there are no bytes before it, the folder has no manifest.
+// after the NUL are train.bin. If there are no bytes before the NUL, the folder has no manifest.
 #include "data/tokens/tokens.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -95,7 +95,7 @@ TEST_CASE("batch norm and its running statistics agree with LibTorch, in trainin
       backward(y, dy);
       wanted.backward(dy);
 
-      check_near("dx", v.grad(), x.grad(), 10 * tolerance);  // differences of sums
+      check_near("dx", v.grad(), x.grad(), 10 * tolerance);  // gradients are differences of sums
       check_near("dweight", norm.weight.grad(), theirs->weight.grad(), 10 * tolerance);
       check_near("dbias", norm.bias.grad(), theirs->bias.grad(), 10 * tolerance);
       check_near("running mean", norm.running_mean, theirs->running_mean, tolerance);
@@ -222,7 +222,7 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   backward(ours_sum);
   theirs_sum.backward({}, /*retain_graph=*/true);
   theirs_sum.backward();
-  check_gradients(module, w, 10 * tolerance_of(dtype));  // sums over the steps
+  check_gradients(module, w, 10 * tolerance_of(dtype));  // gradients are sums over the steps
   check_near("dx", vx.grad(), x.grad(), 10 * tolerance_of(dtype));
   if (c.state) check_near("dh", vh.grad(), h0.grad(), 10 * tolerance_of(dtype));
   if (c.state && c.lstm) check_near("dc", vc.grad(), c0.grad(), 10 * tolerance_of(dtype));
@@ -234,7 +234,7 @@ TEST_CASE("LSTM and GRU agree with LibTorch, with initial states and without",
     for (const bool bias : {true, false}) {
       for (const bool state : {true, false}) {
         for (const int64_t layers : {1, 2}) {
-          for (const int64_t batch : {3, 18}) {  // from 16 on, an LSTM layer is one op
+          for (const int64_t batch : {3, 18}) {  // an LSTM layer is one op if batch >= 16
             RecurrentCase c{
                 .lstm = true, .bias = bias, .state = state, .layers = layers, .batch = batch};
             check_recurrent<LSTM>(c, dtype);
@@ -283,7 +283,7 @@ TEST_CASE("a recurrent module's gradients agree with central differences", "[con
   check(GRU(3, 4, {.n_layer = 2}));
 }
 
-TEST_CASE("a state dict of torch's LSTM can be loaded into ours", "[conv_and_recurrent]") {
+TEST_CASE("a state dict of torch's LSTM can be loaded into Lathe's", "[conv_and_recurrent]") {
   LSTM ours(3, 5, {.n_layer = 2});
   torch::nn::LSTM theirs(torch::nn::LSTMOptions(3, 5).num_layers(2).batch_first(true));
   StateDict state;
@@ -375,7 +375,7 @@ TEST_CASE("under autocast results have low precision, and statistics and cell st
     CHECK(gru(s).first.dtype() == dtype);
 
     const double spacing =
-        dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;  // relative; errors of steps add up
+        dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;  // a relative spacing; errors of steps add up
     check_near("norm", norm(conv(x)).data(), exact, 4 * spacing);
     check_near("LSTM", y.data(), exact_lstm, 4 * spacing);
     check_near("GRU", gru(s).first.data(), exact_gru, 4 * spacing);

@@ -34,7 +34,8 @@ at::Tensor ids(at::IntArrayRef shape, int64_t vocab, int64_t salt) {
   return t;
 }
 
-/// Returns the loss of the same model, built from LibTorch's functions with weights by path.
+/// Returns the loss of a GPT with the config `c` and the weights `w`, by path, which is built from
+/// LibTorch's functions.
 at::Tensor reference_loss(const GPTConfig& c, std::map<std::string, at::Tensor>& w,
                           const at::Tensor& x_BT, const at::Tensor& y_BT) {
   const auto get = [&](const std::string& name) {
@@ -117,7 +118,8 @@ TEST_CASE("the GPT overfits one batch", "[gpt]") {
   CHECK(loss < 0.01);
 }
 
-/// Returns the gradients of a step of four sequences of six tokens in `parts` micro-batches.
+/// Returns the gradients of a step with four sequences of six tokens, divided into `parts`
+/// micro-batches.
 std::vector<at::Tensor> accumulated(at::ScalarType dtype, const at::Tensor& x, const at::Tensor& y,
                                     int64_t parts) {
   GPTConfig c = tiny();
@@ -140,7 +142,7 @@ TEST_CASE("four micro-batches give the gradients of one batch, with ignored toke
           "[gpt]") {
   const at::Tensor x = ids({4, 6}, 11, 1);
   at::Tensor y = ids({4, 6}, 11, 2);
-  y[0].slice(0, 0, 5).fill_(-100);  // unequal numbers: 1, 6, 3 and 6 targets count
+  y[0].slice(0, 0, 5).fill_(-100);  // the sequences have 1, 6, 3 and 6 targets
   y[2].slice(0, 1, 4).fill_(-100);
 
   for (const auto& [dtype, tolerance] :
@@ -152,7 +154,7 @@ TEST_CASE("four micro-batches give the gradients of one batch, with ignored toke
     }
   }
 
-  // The control: dropout masks that ignore the position in the global batch give other gradients.
+  // The comparison notices dropout masks that ignore the position in the global batch.
   GPTConfig c = tiny();
   c.dropout = 0.2;
   GPT model = test::make_gpt(c, 5);
@@ -207,7 +209,7 @@ TEST_CASE("under bf16, matmuls read the working copy, and other ops stay in floa
   CHECK(loss_in(at::kFloat).item() == wide.item());
   CHECK(loss_in(at::kBFloat16).item() != low.item());
 
-  // Autocast applies to its own thread only.
+  // Autocast applies only to the thread that started it.
   bool elsewhere = true;
   const Autocast autocast(at::kBFloat16);
   std::thread([&] {
@@ -309,7 +311,7 @@ TEST_CASE("an MLP learns exclusive or", "[gpt]") {
   CHECK(loss < 1e-3);
 }
 
-TEST_CASE("dropout keeps the mean and drops its share", "[gpt]") {
+TEST_CASE("dropout keeps the mean, and drops the fraction p of the elements", "[gpt]") {
   const Variable x(torch::ones({100, 1000}));
   const TrainingStep step({.seed = 1, .step = 1});
   const at::Tensor y = dropout(x, 0.25, 1).data();
@@ -328,8 +330,7 @@ struct TiedPair {
   }
 };
 
-TEST_CASE("a parameter tied by assignment stays one in lists, in an optimizer's step and a move",
-          "[gpt]") {
+TEST_CASE("parameters tied by assignment count as one in lists, in a step and in a move", "[gpt]") {
   TiedPair model;
   const auto params = parameters(model);
   REQUIRE(params.size() == 1);
@@ -359,7 +360,7 @@ TEST_CASE("move_to() copies values, and frozen parameters stay frozen", "[gpt]")
   CHECK(model.in.weight.data().eq(0).all().item<bool>());
 }
 
-TEST_CASE("writing to a weight is noticed: by an old graph, by casts, by its working copy",
+TEST_CASE("a write to a weight is noticed by an old graph, by casts and by its working copy",
           "[gpt]") {
   const Variable w = Variable::parameter(torch::zeros({4, 4}), "w"),
                  x = Variable::parameter(torch::ones({2, 4}));

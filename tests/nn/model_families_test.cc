@@ -61,7 +61,7 @@ TEST_CASE("a token reaches no further than the windows of all blocks together",
     }
   }
 
-  // The controls: without a window, or with one block that has none, all later positions differ.
+  // If there is no window, or if one block has no window, all later positions differ.
   CHECK(reach(random_family(family_config(2, 0, 300)), 300, 7).second == 299);
   LlamaConfig c = family_config(3, 5, 300);
   c.window_layers = "110";
@@ -118,7 +118,7 @@ TEST_CASE("windows within documents agree with a mask on every path, also with a
                                     torch::randn({2, keys, 16})};
         for (at::Tensor& t : qkv) t = t.to(dtype);
 
-        // Queries that are shorter than the keys, as with a cache, have no document starts.
+        // If there are fewer queries than keys, as with a cache, there are no document starts.
         at::Tensor starts;  // documents of 45 tokens
         if (time == keys)
           starts = torch::arange(time).div(45, "floor").mul(45).expand({2, time}).contiguous();
@@ -158,7 +158,7 @@ TEST_CASE("capped scores keep NaN, and invalid options are refused", "[model_fam
                    ContainsSubstring(str("not ", o.window, ", ", o.scale, " and ", o.softcap)));
 }
 
-TEST_CASE("blocks with windows, caps and norms are recomputed with the same bits",
+TEST_CASE("recomputing blocks with windows, caps and norms changes no bit of the gradients",
           "[model_families]") {
   LlamaConfig c = family_config(4, 5, 70);
   c.window_layers = "10";
@@ -195,7 +195,7 @@ TEST_CASE("blocks with windows, caps and norms are recomputed with the same bits
 TEST_CASE("the loss of capped logits in chunks of rows agrees with the loss of all rows at a time",
           "[model_families]") {
   torch::manual_seed(4);
-  // A vocabulary so large that a chunk has 83 of the 200 rows.
+  // The vocabulary is so large that a chunk has 83 of the 200 rows.
   const int64_t rows = 200, vocabulary = 400000;
   const at::Tensor x = torch::randn({rows, 4}), w = torch::randn({vocabulary, 4});
   at::Tensor targets = torch::randint(vocabulary, {rows});
@@ -255,7 +255,7 @@ TEST_CASE("keys of blocks that have no effect or wrong values are refused", "[mo
   refused([](LlamaConfig& c) { c.qk_norm_over = "projection"; },
           {"model.qk_norm_over = \"projection\"", "model.qk_norm = true"});
 
-  // Controls.
+  // Keys that have an effect are accepted.
   CHECK(refusal([](LlamaConfig& c) {
           c.sliding_window = 4;
           c.window_layers = "10";

@@ -12,12 +12,12 @@
 
 namespace lathe::test {
 
-using Weights = std::map<std::string, at::Tensor>;  ///< by the parameter's path in Lathe; leaves of
-                                                    ///< LibTorch's autograd
+using Weights = std::map<std::string, at::Tensor>;  ///< leaves of LibTorch's autograd, by the
+                                                    ///< parameter's path in Lathe
 using Tensors = std::vector<at::Tensor>;
 
 struct ModuleCase {
-  std::string module;  ///< the name of its type
+  std::string module;  ///< the name of the module's type
   std::string label;
   Tensors inputs;  ///< float64; the gradients of all inputs are checked
   std::function<std::vector<NamedParameter>()> parameters;

@@ -51,7 +51,7 @@ Outer make_outer() {
   return model;
 }
 
-/// Checks that a message names each of the facts.
+/// Checks that a message contains each of the facts.
 void check_names(const std::string& message, const std::vector<std::string>& facts) {
   for (const std::string& fact : facts) CHECK_THAT(message, ContainsSubstring(fact));
 }
@@ -92,7 +92,7 @@ TEST_CASE("dims of one call are bound by name, and a mismatch names path, both s
   check_names(error_of([&] { Conv1d(3, 4, 2)(ones({5, 3})); }),
               {"Conv1d: ", "[B,C=3,L]", "float32[5,3]", "2 dims"});
 
-  struct Square {  // a letter twice
+  struct Square {  // uses a letter twice
     Variable operator()(const Variable& x) const {
       ModuleCall call(*this);
       call.input(x, "N N");
@@ -141,7 +141,7 @@ TEST_CASE("forward hooks see and replace what modules return, by path, innermost
     const at::Tensor ablated = model(x).data();
     CHECK(!ablated.equal(plain));
 
-    // With weights of zero, parts.1 itself returns zeros, as with the hook `ablate`.
+    // If its weights are zero, parts.1 returns zeros, as it does with the hook `ablate`.
     model.parts[1].up.weight.data().zero_();
     model.parts[1].up.bias.data().zero_();
   }
@@ -179,16 +179,18 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
     };
 
     CHECK(refusal([](Outer&) {}, x) == "");
-    // The result of an op, and the values that it was given.
+    // The error names the result of an op, and the values that the op was given.
     check_names(refusal([](Outer& m) { m.parts[1].forward_fault = 1; }, x),
                 {"anomaly: log in parts.1 (Inner) produced",
                  "(float32[2,4], 0 NaN and 8 infinite of 8)", ": float32[2,4] from "});
-    // A gradient, the gradients that the op received, and its inputs in the forward pass.
+    // The error names a gradient, the gradients that the op received, and its inputs in the forward
+    // pass.
     check_names(refusal([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
                 {"anomaly: the backward of sqrt in parts.2 (Inner)", "input 0 (float32[2,4], ",
                  "gradients: float32[2,4] from ", "float32[2,4] from 0 to 0"});
 
-    // NaN that was there before the forward pass: in a parameter, and in the input.
+    // The error also finds NaN that existed before the forward pass, in a parameter or in the
+    // input.
     check_names(refusal([](Outer& m) { m.head.weight.data()[1][2] = NAN; }, x),
                 {"anomaly: linear in head (Linear)", "parameter",
                  "float32[2,4], 1 NaN and 0 infinite of 8"});
@@ -217,8 +219,7 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
   CHECK(error_of([&] { backward(sum(w * 2.0), torch::full({}, INFINITY)); }) == "");
 }
 
-TEST_CASE("all observers that are alive are called, the innermost first, and none afterwards",
-          "[module_hooks]") {
+TEST_CASE("all observers are called until destroyed, the innermost first", "[module_hooks]") {
   const Variable w = Variable::parameter(torch::ones({2}));
   std::vector<std::string> calls;
   const auto observer = [&](const std::string& name) {
@@ -241,7 +242,7 @@ TEST_CASE("all observers that are alive are called, the innermost first, and non
                                           "inner dsum", "outer dsum", "inner dexp", "outer dexp"});
 }
 
-TEST_CASE("under an anomaly guard results and gradients keep their bits", "[module_hooks]") {
+TEST_CASE("an anomaly guard changes no bit of results and gradients", "[module_hooks]") {
   GPTConfig c;
   c.n_layer = 2;
   c.n_head = 2;

@@ -1,4 +1,4 @@
-// The rows of the module table.
+// Defines the rows of the module table.
 #include <cmath>
 
 #include "autograd/create.h"
@@ -253,11 +253,11 @@ void add_attention(std::vector<ModuleCase>& t) {
       "Rotary", "", Rotary(4, 100), {randn({2, 3, 5, 4})},
       [](const Rotary& m, V x) { return m(x[0], 2); },
       [turned](W, T x) { return turned(x[0], 2); }));
-  t.back().checks_shape = false;  // the harness widens dim 1, which is any number of heads
+  t.back().checks_shape = false;  // check_module() widens dim 1, which may be any number of heads
   const Rotary places(4, 100);
   const at::Tensor rope_table = places.rope_table(torch::arange(5));
   for (const bool whole :
-       {true, false}) {  // biases, norms and 2 heads of keys; or neither, with 1 head of keys
+       {true, false}) {  // biases, norms and 2 key heads; or no biases, no norms and 1 key head
     t.push_back(module_row(
         "GroupedQueryAttention", whole ? "biases, norms" : "one head of keys",
         GroupedQueryAttention(6, 4, whole ? 2 : 1, 4, whole,
@@ -385,7 +385,7 @@ void add_transformers(std::vector<ModuleCase>& t) {
           y = their_decoder(w, at)(y, swap(x[1]), causal(4));
         return swap(y);
       }));
-  // norm_first: torch::nn's C++ layers lack this option; the oracle uses attention and functions.
+  // torch::nn's C++ layers lack the option norm_first, so the oracle uses attention and functions.
   o.norm_first = true;
   t.push_back(module_row(
       "TransformerEncoder", "norm first", TransformerEncoder(1, o), {randn({2, 4, 6})}, call1,

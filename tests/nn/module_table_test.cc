@@ -46,7 +46,7 @@ class ModuleChecker {
       // LibTorch.
       const at::Tensor& there = ours.defined() ? ours : wanted;
       if (there.defined() && there.abs().max().item<double>() > 1e-12)
-        problem = "a gradient on one side alone";
+        problem = "only one side has a gradient";
     } else if (ours.sizes() != wanted.sizes()) {
       problem = str("shape ", describe(ours.sizes()), " instead of ", describe(wanted.sizes()));
     } else if (ours.numel() > 0) {
@@ -58,7 +58,7 @@ class ModuleChecker {
       failures_.push_back(str(row_.module, " (", row_.label, ") ", what, ": ", problem));
   }
 
-  /// Returns weights for the elements of result i, the same each time.
+  /// Returns fixed weights for the elements of result i.
   static at::Tensor weight_like(const at::Tensor& y, size_t i) {
     return torch::cos(torch::arange(y.numel(), at::kDouble) * 1.7 + static_cast<double>(i))
         .view(y.sizes());
@@ -235,7 +235,7 @@ TEST_CASE("a wrong module fails the harness", "[module_table]") {
   cut.cut = true;
   const auto failures = check_module(module_row("Scaled", "no gradient", cut, {x}, ours, right));
   REQUIRE(!failures.empty());
-  CHECK_THAT(failures[0], ContainsSubstring("gradient of weight: a gradient on one side alone"));
+  CHECK_THAT(failures[0], ContainsSubstring("gradient of weight: only one side has a gradient"));
 
   const auto wrong = [](const Weights& w, const Tensors& t) {
     return t[0] * w.at("weight") * (1 + 1e-9);
@@ -243,7 +243,7 @@ TEST_CASE("a wrong module fails the harness", "[module_table]") {
   CHECK_THAT(check_module(module_row("Scaled", "wrong value", Scaled{}, {x}, ours, wrong)).at(0),
              ContainsSubstring("result 0: off by"));
 
-  // A module that does not check its input computes with a part of a larger one.
+  // A module that does not check its input's size computes with a part of a larger input.
   const auto unchecked = [](const Scaled& m, const std::vector<Variable>& v) {
     return slice(v[0], 1, 0, 3) * m.weight;
   };

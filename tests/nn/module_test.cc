@@ -77,7 +77,7 @@ TEST_CASE(
                                         "nested.1.1.weight"};
   CHECK(paths_of(model) == wanted);
 
-  // Only v.blocks() gives block numbers; a null pointer takes one too.
+  // Only v.blocks() gives block numbers. A null pointer takes a number as well.
   for (const auto& p : parameters(model)) {
     INFO(p.path);
     CHECK(p.block == (p.path == "several.0.layer.weight"   ? 0
@@ -88,7 +88,7 @@ TEST_CASE(
   zero_grad(model);
   CHECK(trained_parameters(model).size() == wanted.size());
 
-  std::vector<std::unique_ptr<Base>> models;  // a range is a model too
+  std::vector<std::unique_ptr<Base>> models;  // a range can also be a model
   models.push_back(std::make_unique<Derived>());
   CHECK(paths_of(models) == std::vector<std::string>{"0.layer.weight"});
 }
@@ -101,7 +101,7 @@ struct SameNames {
   }
 };
 
-/// A block that has blocks, and then a parameter of its own.
+/// A block that contains blocks, and then another parameter.
 struct NestedBlock {
   std::vector<Linear> inner{Linear(2, 2, /*with_bias=*/false), Linear(2, 2, /*with_bias=*/false)};
   Variable last = Variable::parameter(torch::ones({2}));
@@ -156,10 +156,11 @@ struct Counting {
   }
 };
 
-TEST_CASE("replacing parameters frees each before the next is made, and keeps ties", "[module]") {
+TEST_CASE("replacing parameters frees each one before the next is allocated, and keeps ties",
+          "[module]") {
   std::vector<Linear> model;
   for (int i = 0; i < 3; ++i) model.emplace_back(8, 8, /*bias=*/false);
-  model.push_back(model.front());  // shares its weight
+  model.push_back(model.front());  // shares the first layer's weight
 
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> old;
   std::vector<size_t> alive;
@@ -182,7 +183,7 @@ TEST_CASE("buffers are listed by path, move with their model, and are not parame
   REQUIRE(list.size() == 2);
   CHECK(list[0].path == "mean");
   CHECK(list[1].path == "seen");
-  list[0].tensor.fill_(2);  // they share their memory
+  list[0].tensor.fill_(2);  // the list and the model share memory
   CHECK(model.mean.eq(2).all().item<bool>());
   CHECK(paths_of(model) == std::vector<std::string>{"in.weight"});
   move_to(model, at::kCPU, at::kDouble);
@@ -237,7 +238,7 @@ TEST_CASE(
                  ContainsSubstring(": more"));
   CHECK(model.in.weight.data().equal(before));
 
-  // Without `strict`, missing and unexpected keys are accepted, but not another shape.
+  // If `strict` is false, missing and unexpected keys are accepted, but another shape is not.
   state["mean"] = torch::ones({4});
   const std::string unfit = error_of([&] { load_state_dict(model, state, /*strict=*/false); });
   CHECK_THAT(unfit, ContainsSubstring("load_state_dict: mean ") &&
@@ -303,8 +304,7 @@ TEST_CASE("a state dict is saved to a file and read back, bit for bit", "[module
   CHECK(to.out.weight.data().equal(from.in.weight.data().to(at::kFloat)));
   CHECK(to.seen.item<int64_t>() == 7);
 
-  // A transposed tensor is written by its values. Tensors without elements and with one number can
-  // be written too.
+  // A transposed tensor is written by its values. A tensor may have no element, or only one.
   save_state_dict({{"t", torch::arange(6).view({2, 3}).t()},
                    {"none", torch::zeros({0, 4})},
                    {"one", torch::tensor(2.5)}},
@@ -314,7 +314,7 @@ TEST_CASE("a state dict is saved to a file and read back, bit for bit", "[module
   CHECK(odd.at("none").sizes() == at::IntArrayRef({0, 4}));
   CHECK(odd.at("one").item<double>() == 2.5);
 
-  // Nothing is left of a file that cannot be written, and a damaged one is refused.
+  // Nothing is left of a file that cannot be written, and a damaged file is refused.
   const auto code_of = [](auto&& action) {
     try {
       action();
@@ -428,8 +428,8 @@ TEST_CASE("no two dropouts of a step have the same mask, and a repeated step has
       CHECK(masks[i].equal(again[i]));
       for (size_t j = 0; j < i; ++j) CHECK(!masks[i].equal(masks[j]));
     }
-    // With an assigned stream, a layer's mask does not depend on the order of calls. Otherwise it
-    // does.
+    // If streams are assigned, a layer's mask does not depend on the order of calls. If not, it
+    // depends on that order.
     CHECK(masks[0].equal(other[1]) == placed);
     CHECK(masks[1].equal(other[0]) == placed);
   }

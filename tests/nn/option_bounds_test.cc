@@ -50,7 +50,7 @@ struct NumberOf {
      o.field = static_cast<std::remove_reference_t<decltype(o.field)>>(n); \
    }}
 
-/// Adds a row for each of the numbers and each use of the struct. Other fields are as in `start`.
+/// Adds a row for each pair of a number and a use of the struct. Other fields are as in `start`.
 template <class Options>
 void add_rows(std::vector<OptionsRow>& rows, const char* name,
               const std::vector<NumberOf<Options>>& numbers,
@@ -154,7 +154,7 @@ std::vector<OptionsRow> options_rows() {
                           optimizer.step(0.1, o);
                         }});
 
-  // Numbers that layers and functions take as arguments.
+  // The following rows set numbers that layers and functions take as arguments.
   add("", "Linear", [](int64_t n) { (void)Linear(n, 3, true); });
   add("", "Linear", [](int64_t n) { (void)Linear(3, n, true); });
   add("", "Embedding", [](int64_t n) { (void)Embedding(n, 3); });
@@ -243,7 +243,7 @@ TEST_CASE("every number of options and arguments at 0 or -1 works or fails with 
     }
   }
 
-  // Structs of options in the headers of autograd/, nn/ and optim/ have a row each.
+  // Each struct of options in a header of autograd/, nn/ or optim/ must have a row.
   const std::regex declared("(?:^|\\n)struct (\\w+(?:Options|Scaling)) \\{");
   for (const char* folder : {"autograd", "nn", "optim"}) {
     for (const auto& entry :

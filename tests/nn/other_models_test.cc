@@ -165,7 +165,7 @@ std::pair<at::Tensor, double> angles_of(const LlamaConfig& c) {
 at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids) {
   const int64_t b = ids.size(0), t = ids.size(1), d = c.head_width(), kv = c.kv_heads(),
                 half = d / 2;
-  LlamaConfig plain = c;  // rotary positions of blocks with a window, if they differ
+  LlamaConfig plain = c;  // has the rotary positions of blocks with a window
   plain.rope_scaling = "none";
   plain.rope_theta = c.rope_local_theta;
 
@@ -314,7 +314,7 @@ TEST_CASE(
     CHECK((model(ids).data() - logits.detach()).abs().max().item<double>() <=
           2e-5 * std::max(1.0, logits.abs().max().item<double>()));
   }
-  // The controls: a change of each of these keys changes the result.
+  // The comparison notices a change of each of these keys.
   Llama model(configs[5]);
   const auto w = randomise(model);
   const at::Tensor ids = torch::randint(7, {1, 9});
@@ -412,12 +412,13 @@ TEST_CASE("the formulas for FLOPs agree with the counted FLOPs", "[other_models]
     l.block_size = 9;
     Llama llama(l);
     const double norms =
-        6 * static_cast<double>(128 * 9);  // counted by the formula, but in no matrix product
+        6 * static_cast<double>(128 * 9);  // the formula counts norms, but they have no matmul
     std::tie(forward, behind) = counted([&] { return llama(torch::zeros({3, 9}, at::kLong)); });
     CHECK(3 * forward == 3 * 9 * (llama.flops_per_unit() - norms));
     CHECK(behind == 2 * forward);
 
-    // A block counts only the keys in its window; a window as long as the context counts all.
+    // A block counts only the keys in its window. If the window is as long as the context, all keys
+    // count.
     l.sliding_window = 4;
     l.window_layers = "110";
     Llama windows(l);
@@ -437,7 +438,7 @@ TEST_CASE("the formulas for FLOPs agree with the counted FLOPs", "[other_models]
     std::tie(forward, behind) = counted([&] { return rnn(torch::zeros({3, 5}, at::kLong)); });
     CHECK(3 * forward == 3 * 5 * rnn.flops_per_unit());
     const double state =
-        2.0 * 3 * 2 * (cell == "lstm" ? 4 : 3) * 128 * 128;  // of the zero initial states
+        2.0 * 3 * 2 * (cell == "lstm" ? 4 : 3) * 128 * 128;  // backward skips zero initial states
     CHECK(behind == 2 * forward - state);
   }
 }
@@ -547,7 +548,7 @@ TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and 
 }
 
 TEST_CASE("models refuse inputs and configs that do not fit", "[other_models]") {
-  // Inputs of another shape.
+  // Inputs of another shape are refused.
   CHECK_THAT(error_of([&] { ConvNet(ConvNetConfig{}, {{64}, 10}); }),
              ContainsSubstring("convnet: ") && ContainsSubstring("[C, H, W]") &&
                  ContainsSubstring("[64]"));
@@ -577,7 +578,7 @@ TEST_CASE("models refuse inputs and configs that do not fit", "[other_models]") 
              ContainsSubstring("model.n_embd = 130") && ContainsSubstring("model.n_head = 4"));
   l.n_embd = 128;
 
-  // Rotary positions.
+  // Keys of rotary positions must fit each other.
   l.rope_factor = 2;
   CHECK_THAT(refusal(), ContainsSubstring("model.rope_factor = 2") &&
                             ContainsSubstring("model.rope_scaling = \"none\""));

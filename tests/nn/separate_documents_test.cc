@@ -22,8 +22,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Returns document starts of rows of `t` positions. Lengths are random: some documents have one
-/// position, some more than a block of 64.
+/// Returns document starts for rows of `t` positions. The documents' lengths are random: some have
+/// one position, and some have more than a block of 64.
 at::Tensor random_starts(int64_t rows, int64_t t) {
   const at::Tensor starts = torch::zeros({rows, t}, at::kLong);
   for (int64_t row = 0; row < rows; ++row) {
@@ -61,7 +61,7 @@ double worst(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b)
   return most;
 }
 
-/// Computes attention of each document alone, and concatenates the results.
+/// Computes attention of each document separately, and concatenates the results.
 Variable by_documents(const std::vector<Variable>& qkv, int64_t heads, int64_t kv_heads,
                       const at::Tensor& starts) {
   std::vector<Variable> rows;
@@ -82,7 +82,7 @@ Variable by_documents(const std::vector<Variable>& qkv, int64_t heads, int64_t k
 }
 
 TEST_CASE(
-    "attention within documents is that of each alone, on every path and any number of threads",
+    "documents of a row have the attention that each has alone, on any path and number of threads",
     "[separate_documents]") {
   torch::manual_seed(11);
   const int threads = at::get_num_threads();
@@ -120,10 +120,10 @@ TEST_CASE(
         const auto got = pass(inputs, dy.to(dtype), own);
 
         // float32 and bfloat16 have relative rounding errors of 6e-8 and 4e-3. Sums of a few
-        // hundred terms stay within some tens of that.
+        // hundred terms stay within some tens of these errors.
         const double most = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 3e-6 : 2e-2;
         CHECK(worst(got, wanted) < most);
-        if (heads == kv_heads) {  // packed projections
+        if (heads == kv_heads) {  // also test packed projections
           const at::Tensor packed = torch::cat(inputs, 2);
           const auto both =
               pass({packed}, dy.to(dtype), [&, h = heads](const std::vector<Variable>& in) {
@@ -146,9 +146,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "with one document, attention has the bits of attention without starts; bad starts are refused",
-    "[separate_documents]") {
+TEST_CASE("the start of a single document changes no bit of attention, and bad starts are refused",
+          "[separate_documents]") {
   torch::manual_seed(12);
   const Variable qkv(torch::randn({2, 130, 3 * 32}));
   CHECK(
@@ -198,7 +197,7 @@ void check_model(const Model& model) {
   };
   const at::Tensor wanted = torch::cat(alone, 0).view({2, 40, 11});
   CHECK(apart(together(), wanted) < 1e-10);
-  CHECK(apart(model(ids).data(), wanted) > 1e-3);  // control
+  CHECK(apart(model(ids).data(), wanted) > 1e-3);  // without starts
 
   // Recomputed blocks must separate the same documents.
   const auto gradients = [&](RecomputePolicy policy) {
@@ -219,7 +218,7 @@ void check_model(const Model& model) {
   }
 }
 
-TEST_CASE("models give each document of a row the logits that they give it alone",
+TEST_CASE("models give a document in a row the logits of the document by itself",
           "[separate_documents]") {
   torch::manual_seed(13);
   GPTConfig g;
@@ -259,7 +258,7 @@ TEST_CASE("models give each document of a row the logits that they give it alone
   CHECK(!find_model_kind("rnn")->separates_documents);
 }
 
-TEST_CASE("batches have document starts, and a document starts with the end token before it",
+TEST_CASE("batches have document starts, and a document begins with the previous one's end token",
           "[separate_documents]") {
   const TempFolder f;
   std::vector<uint16_t> ids;
@@ -300,7 +299,7 @@ TEST_CASE("batches have document starts, and a document starts with the end toke
                                                   ContainsSubstring("data.documents = \"joined\""));
 }
 
-TEST_CASE("a run on separate documents has the same bits when resumed and with recomputation",
+TEST_CASE("resuming and recomputation change no bits of a run on separate documents",
           "[separate_documents]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
@@ -331,7 +330,7 @@ TEST_CASE("a run on separate documents has the same bits when resumed and with r
   train("again", {"--memory.recompute=blocks"});
   CHECK(difference(f / "whole", f / "again").empty());
 
-  // The control: documents that are not separated give other results.
+  // The comparison notices a run whose documents are not separated.
   train("joined", {}, 0, "joined", -1);
   CHECK(!difference(f / "whole", f / "joined").empty());
 

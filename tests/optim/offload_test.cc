@@ -1,5 +1,5 @@
 // Tests of optimizer state in a scratch file: reads return the written bytes in any order of use,
-// and every optimizer has the same bits as in memory.
+// and every optimizer gives bitwise the same results as with its state in memory.
 #include "optim/offload.h"
 
 #include <ATen/Parallel.h>
@@ -21,8 +21,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Returns slots of many sizes: divisible ones of several pieces, indivisible ones, some without
-/// state, and some of which this process owns a part.
+/// Returns slots of many sizes: divisible slots with several pieces, indivisible slots, slots
+/// without state, and slots of which this process owns only a part.
 std::vector<OffloadedSlot> offload_slots(int64_t scale) {
   const int64_t chunk = grad_sum_chunk;
   const auto slot = [](int64_t n, ElementRange own, bool divisible,
@@ -39,7 +39,7 @@ std::vector<OffloadedSlot> offload_slots(int64_t scale) {
       slot(3 * chunk, {3 * chunk, 3 * chunk}, true, adam(3 * chunk)),
       slot(2 * chunk + 100, {0, 2 * chunk + 100}, false, {{130, 4, 1}, {70, 8, 1}}),
       slot(100, {0, 100}, false, {}),
-      // Bytes, and a scale for each block of 256.
+      // This state has bytes, and a scale for each block of 256.
       slot(2 * chunk + 300, {0, 2 * chunk + 300}, true,
            {{2 * chunk + 300, 1, 1}, {2 * chunk / 256 + 2, 4, 256}}),
       slot(4 * chunk, {0, 4 * chunk}, false, adam(4 * chunk)),
@@ -60,7 +60,7 @@ TEST_CASE("units of a scratch file have the bytes that were written, in any orde
     const auto& units = offload.units();
     REQUIRE(units.size() > 8);
 
-    // The oracle: each unit's bytes. They begin as zeros.
+    // The oracle holds each unit's bytes, which are zeros at first.
     std::vector<std::vector<unsigned char>> wanted;
     for (const auto& unit : units) wanted.emplace_back(unit.bytes);
     std::vector<size_t> order(units.size());
@@ -102,7 +102,8 @@ TEST_CASE("complete tensors can be read from a scratch file and written to it", 
   StateOffload offload(f.path(), slots);
   std::mt19937 random(6);
 
-  // The oracle: the bytes of each state tensor. The second round replaces those of the first.
+  // The oracle holds the bytes of each state tensor. The second round replaces the first one's
+  // bytes.
   std::vector<std::vector<std::vector<unsigned char>>> wanted(slots.size());
   for (int round = 0; round < 2; ++round) {
     for (size_t s = 0; s < slots.size(); ++s) {
@@ -149,7 +150,7 @@ TEST_CASE("complete tensors can be read from a scratch file and written to it", 
   }
 }
 
-TEST_CASE("the buffers of a scratch file are a fraction of it", "[offload]") {
+TEST_CASE("the buffers of a scratch file are a fraction of its size", "[offload]") {
   const auto buffers_of = [](std::vector<OffloadedSlot> slots) {
     install_allocator();
     const TempFolder f(fast_folder());
@@ -170,7 +171,7 @@ TEST_CASE("the buffers of a scratch file are a fraction of it", "[offload]") {
   CHECK(file == 8 * large);
   CHECK(buffers == (int64_t{64} << 20) + 4096);
 
-  // A slot that can't be divided needs a buffer of its own size.
+  // A slot that can't be divided needs a buffer as large as the slot.
   const auto [whole, all] = buffers_of(
       {{.tensors = {float_state(large)},
         .elements = large,
@@ -185,7 +186,7 @@ TEST_CASE("the buffers of a scratch file are a fraction of it", "[offload]") {
 const FileCalls offload_calls = file_calls;
 int offload_calls_left = 0;
 
-TEST_CASE("a failing disk is an error at a later use of the state, and not at its destruction",
+TEST_CASE("a failing disk gives an error at a later use of the state, and none at its destruction",
           "[offload]") {
   for (const bool reads : {false, true}) {
     INFO(reads);
@@ -219,7 +220,7 @@ TEST_CASE("a failing disk is an error at a later use of the state, and not at it
   }
 }
 
-/// Returns parameters that are divided into pieces, small ones, and several roles.
+/// Returns parameters with several roles. Some are divided into pieces, and some are small.
 std::vector<NamedParameter> offload_parameters(at::ScalarType dtype) {
   torch::manual_seed(3);
   std::vector<NamedParameter> all;
@@ -247,7 +248,8 @@ struct OffloadCase {
   std::vector<ElementRange> shares{};
 };
 
-/// Returns parameters, working copies and state after 4 steps, with state in `folder` or in memory.
+/// Returns parameters, working copies and state after 4 steps. The state is in a file in `folder`,
+/// or in memory if `folder` is empty.
 std::vector<at::Tensor> offload_after_steps(const OptimConfig& c, const OffloadCase& how,
                                             const fs::path& folder) {
   const auto params = offload_parameters(how.dtype);
@@ -262,7 +264,7 @@ std::vector<at::Tensor> offload_after_steps(const OptimConfig& c, const OffloadC
     for (size_t i = 0; i < params.size(); ++i) {
       const Variable& p = params[i].parameter;
       at::Tensor g = torch::randn(p.sizes()).to(how.dtype);
-      // A step that is skipped for its NaN, and parameters without a gradient.
+      // One step is skipped for its NaN, and some parameters have no gradient.
       if (step == 2 && i == 3) g[5] = NAN;
       if (step != 0 && i % 7 == 6) g = at::Tensor();
       if (how.shares.empty()) {
@@ -306,7 +308,8 @@ std::vector<at::Tensor> offload_after_steps(const OptimConfig& c, const OffloadC
   return all;
 }
 
-TEST_CASE("every optimizer has the same bits with its state in a file as in memory", "[offload]") {
+TEST_CASE("every optimizer gives the same bits with its state in a file as in memory",
+          "[offload]") {
   std::vector<ElementRange> second_half;
   for (const auto& p : offload_parameters(at::kFloat)) {
     const int64_t n = p.parameter.numel();
@@ -323,8 +326,8 @@ TEST_CASE("every optimizer has the same bits with its state in a file as in memo
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
   for (const Row& row : optimizer_rows()) {
-    if (row.kind == "sgd") continue;  // has no state
-    // Further rows of a kind only change its formula, so they run one case.
+    if (row.kind == "sgd") continue;  // sgd has no state
+    // Later rows of a kind only change its formula, so they run only one case.
     const size_t count = seen.insert(row.kind).second ? cases.size() : 1;
     for (size_t i = 0; i < count; ++i) {
       INFO(row.kind << " " << row.label << ", case " << i);
@@ -348,7 +351,7 @@ TEST_CASE("every optimizer has the same bits with its state in a file as in memo
   }
   at::set_num_threads(threads);
 
-  // The control: another beta1 has other bits.
+  // The comparison notices another beta1.
   OptimConfig c;
   const auto memory = offload_after_steps(c, {}, {});
   c.beta1 = 0.91;

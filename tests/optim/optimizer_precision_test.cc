@@ -27,7 +27,7 @@ std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&)> like(Option
   };
 }
 
-/// Returns the kinds that torch.optim has, with their options, weight decay on and off.
+/// Returns the kinds that torch.optim has, with their options, with and without weight decay.
 std::vector<LowPrecisionKind> low_precision_kinds() {
   std::vector<LowPrecisionKind> all;
   for (const double wd : {0.0, 0.1}) {
@@ -121,7 +121,7 @@ at::Tensor start() {
   return torch::randn({2, elements / 2});
 }
 
-/// Returns our parameter after the steps, in `dtype`; gradients have that dtype too.
+/// Returns our parameter after the steps, in `dtype`. The gradients also have that dtype.
 at::Tensor lowp_ours(const OptimConfig& config, at::ScalarType dtype,
                      std::optional<uint64_t> rounding_seed = std::nullopt) {
   const Variable p = Variable::parameter(start().to(dtype, false, /*copy=*/true));
@@ -161,7 +161,7 @@ TEST_CASE("optimizers agree with those of torch.optim in float32", "[optimizer_p
     INFO(kind.label << ": off by " << off << " units of the last place after " << lowp_steps
                     << " steps");
     CHECK(off <= 4 * lowp_steps);
-    CHECK(moved.max().item<double>() > 0.01);  // the control: parameters have changed
+    CHECK(moved.max().item<double>() > 0.01);  // parameters have changed
   }
 }
 
@@ -182,7 +182,7 @@ TEST_CASE("bfloat16 parameters rounded to nearest agree with a float64 run round
                     << " spacings");
     CHECK(share < 0.01);
     CHECK(most <= 2);
-    CHECK(compare(7).first > 0.1);  // the control: stochastic rounding gives other values
+    CHECK(compare(7).first > 0.1);  // stochastic rounding gives other values
   }
 }
 
@@ -219,8 +219,8 @@ TEST_CASE("centered RMSprop stays finite if rounding makes its variance estimate
   }
 }
 
-/// Returns the error of a step with this gradient of "blocks.0.up.weight" [2, 3], or "". Checks
-/// that an error changes no parameter.
+/// Returns the error of a step in which the parameter "blocks.0.up.weight" [2, 3] has the gradient
+/// `gradient`, or "" if the step succeeds. Checks that an error changes no parameter.
 std::string refusal(const at::Tensor& gradient) {
   OptimConfig c;
   std::vector<NamedParameter> p{
@@ -242,7 +242,7 @@ std::string refusal(const at::Tensor& gradient) {
 }
 
 TEST_CASE("the error of a gradient of another shape names its parameter", "[optimizer_precision]") {
-  CHECK(refusal(torch::ones({2, 3})).empty());  // the control
+  CHECK(refusal(torch::ones({2, 3})).empty());  // accepted
   for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{6}, {3, 2}, {2, 2}, {2, 4}, {1}}) {
     INFO(describe(at::IntArrayRef(sizes)));
     CHECK_THAT(refusal(torch::ones(sizes)), ContainsSubstring("blocks.0.up.weight"));

@@ -1,5 +1,5 @@
-// The table of optimizers under test: each kind with options, its oracle, and a change of options
-// that must make a difference.
+// Declares the table of optimizers under test: each kind with options, its oracle, and a change of
+// options that must make a difference.
 #pragma once
 
 #include "optim/optimizer.h"
@@ -16,13 +16,13 @@ struct Step {
   double lr, wd, t;  // learning rate, weight decay, and the number of the step, from 1
   Role role;
 };
-/// Returns the parameter after a step; `s` is the state of this parameter, empty at first.
+/// Returns the parameter after a step. `s` is the state of this parameter, which is empty at first.
 using Formula =
     std::function<at::Tensor(const at::Tensor& p, const at::Tensor& g, State& s, const Step& k)>;
 
 struct Row {
   std::string kind, label;
-  std::function<void(OptimConfig&)> set;  ///< the options of the row
+  std::function<void(OptimConfig&)> set;  ///< sets the options of the row
   Formula formula;                        ///< the oracle, unless `torch` is set
   std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&, const Step&)> torch;
   std::function<void(OptimConfig&)> wrong;  ///< changes an option, so that results must differ

@@ -19,7 +19,7 @@ struct Shape {
   Role role;
 };
 /// Returns shapes: 0-dim, empty, odd and large ones, wide and tall matrices, filters, and matrices
-/// that are not hidden.
+/// that do not belong to hidden layers.
 std::vector<Shape> shapes() {
   return {{{}, Role::scale},
           {{0}, Role::bias},
@@ -93,7 +93,7 @@ std::vector<at::Tensor> theirs(const Row& row, at::ScalarType gradients = at::kD
     };
     Step k{.c = c, .lr = rate_at(0), .wd = decay_of(named, c), .t = 1, .role = named.role};
 
-    // The oracle is an optimizer of torch, or else the formula, applied step by step.
+    // The oracle is an optimizer of torch if the row has one, and the row's formula otherwise.
     if (row.torch) {
       p = p.clone().requires_grad_();
       const auto optimizer = row.torch(p, k);
@@ -153,7 +153,7 @@ TEST_CASE("every optimizer agrees with its formula in float64", "[optimizer_tabl
           (eight ? 1e-3 : 0));
     OptimConfig wrong = config_of(row);
     row.wrong(wrong);
-    CHECK(share_apart(ours_after(wrong, at::kDouble), wanted, tolerance) > 0.1);  // the control
+    CHECK(share_apart(ours_after(wrong, at::kDouble), wanted, tolerance) > 0.1);  // must differ
   }
 }
 
@@ -174,7 +174,7 @@ TEST_CASE("every optimizer agrees with its formula in float32", "[optimizer_tabl
   }
 }
 
-/// While alive, optimizers update whole tensors with ATen's ops, as on GPUs.
+/// Makes optimizers update complete tensors with ATen's ops, as on GPUs, until destroyed.
 struct ByTensors {
   ByTensors() { use_kernels(false); }
   ~ByTensors() { use_kernels(true); }
@@ -215,7 +215,7 @@ TEST_CASE("optimizers of complete tensors agree with their implementation by ATe
                                                      : 1e-9;
         CHECK(share_apart(tensors, kernels, tolerance) <= (eight ? 5e-3 : 0));
         c.lr *= 1.1;
-        CHECK(share_apart(ours_after(c, dtype), tensors, tolerance) > 0.1);  // the control
+        CHECK(share_apart(ours_after(c, dtype), tensors, tolerance) > 0.1);  // another lr differs
         c.lr /= 1.1;
       }
     }
@@ -225,7 +225,7 @@ TEST_CASE("optimizers of complete tensors agree with their implementation by ATe
 
 TEST_CASE("a skipped step changes nothing in the implementation by ATen's ops",
           "[optimizer_table]") {
-  // A GPU's host does not know that a step is skipped, so the method is called.
+  // A GPU decides whether to skip a step, so the host always calls the method.
   for (const Row& row : optimizer_rows()) {
     const OptimConfig c = config_of(row);
     if (!needs_whole_tensors(c)) continue;
@@ -237,7 +237,7 @@ TEST_CASE("a skipped step changes nothing in the implementation by ATen's ops",
       const NamedParameter named{"w", Variable::parameter(p), Role::weight};
       const MethodState state = method->state(named);
 
-      // The parameter and its state, which a skipped step must leave as they are.
+      // A skipped step must leave the parameter and its state as they are.
       std::vector<at::Tensor> all{p};
       UpdateArgs args;
       args.param = p.mutable_data_ptr();
@@ -268,7 +268,8 @@ TEST_CASE("a skipped step changes nothing in the implementation by ATen's ops",
   }
 }
 
-TEST_CASE("8-bit Adam keeps moments in 8 bits from 4096 elements on", "[optimizer_table]") {
+TEST_CASE("8-bit Adam keeps moments in 8 bits if a tensor has at least 4096 elements",
+          "[optimizer_table]") {
   for (const char* kind : {"adam8bit", "adamw8bit"}) {
     for (const int64_t n : {4095, 4096}) {
       INFO(kind << " " << n);
@@ -281,7 +282,7 @@ TEST_CASE("8-bit Adam keeps moments in 8 bits from 4096 elements on", "[optimize
       const Slot& slot = optimizer.groups()[0].slots[0];
       CHECK(slot.state.at(0).scalar_type() == (n < 4096 ? at::kFloat : at::kByte));
       CHECK(slot.state.at(1).scalar_type() == (n < 4096 ? at::kFloat : at::kByte));
-      CHECK(slot.state.size() == (n < 4096 ? 2 : 4));  // scales of blocks
+      CHECK(slot.state.size() == (n < 4096 ? 2 : 4));  // 8-bit moments have scales
     }
   }
 }
@@ -356,7 +357,7 @@ TEST_CASE(
     CHECK(none.moved == 0);
     CHECK(counts.moved > 5000);
     if (row.kind != "rmsprop")
-      CHECK(counts.lost > 100);  // RMSprop's first step divides by sqrt(1 - alpha)
+      CHECK(counts.lost > 100);  // except RMSprop, whose first step divides by sqrt(1 - alpha)
 
     // With stochastic rounding, values differ from those rounded to nearest.
     const auto [drawn, more] = step(at::kBFloat16, 9);
@@ -399,7 +400,7 @@ TEST_CASE("a gradient that is not finite changes no optimizer's parameters, stat
     const auto after = all();
     for (size_t i = 0; i < before.size(); ++i) CHECK(after[i].equal(before[i]));
 
-    // The control: a step with finite gradients changes them again.
+    // A step with finite gradients changes parameters and state again.
     optimizer.set_updates(1);
     step(1);
     const auto later = all();
@@ -445,8 +446,8 @@ TEST_CASE("8-bit levels are sorted and distinct, and their extremes are those th
 
 TEST_CASE("8-bit moments move an element with a rare gradient at most 20% further than float ones",
           "[optimizer_table]") {
-  // The rows of an embedding share blocks: the frequent row has a gradient in every step, 1000
-  // times as large as the one that the rare row has in the first.
+  // The rows of an embedding share blocks. The frequent row has a gradient in every step. The rare
+  // row has one only in the first step, which is 1000 times smaller.
   const std::vector<int64_t> sizes{64, 64};
   at::Tensor frequent = torch::zeros(sizes), first = torch::zeros(sizes);
   frequent[0].fill_(1e-1);
@@ -529,7 +530,7 @@ TEST_CASE("clipping by value and by parameter agrees with torch, with and withou
         CHECK((parameter[i] - one.grad()).abs().max().item<double>() < 1e-14);
       }
     }
-    CHECK(!step("parameter", 1, scale)[1].allclose(step("norm", 1, scale)[1]));  // the control
+    CHECK(!step("parameter", 1, scale)[1].allclose(step("norm", 1, scale)[1]));  // they differ
   }
 }
 

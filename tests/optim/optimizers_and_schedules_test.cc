@@ -48,7 +48,7 @@ double apart(OptimConfig config, Make&& make) {
                                    {"b", Variable::parameter(start_b.clone()), Role::bias}};
   Optimizer optimizer(config, ours);
   at::Tensor w = start_w.clone().requires_grad_(), b = start_b.clone().requires_grad_();
-  auto theirs = make(w, b);  // only w decays
+  auto theirs = make(w, b);  // weight decay applies only to w
   for (int step = 0; step < steps; ++step) {
     const double lr = 0.05 / (1 + 0.1 * step);
     for (auto& p : ours) p.parameter.leaf().grad = gradient(step, p.parameter.data()).clone();
@@ -215,14 +215,14 @@ TEST_CASE("after a gradient or loss that is not finite, no step changes the para
     CHECK(bad.updates == 1);
     CHECK(bad.failed_step == 7);
     CHECK(p[1].parameter.data().equal(before));
-    CHECK(step(1, 1).updates == 1);  // nor does any later step
+    CHECK(step(1, 1).updates == 1);  // later steps change nothing either
     CHECK(p[1].parameter.data().equal(before));
 
     // set_updates() clears the record of the failed step.
     optimizer.set_updates(1);
     CHECK(step(1, INFINITY).failed_step == 7);
     optimizer.set_updates(1);
-    CHECK(step(1, 1).updates == 2);  // the control
+    CHECK(step(1, 1).updates == 2);  // a finite step updates again
     CHECK(!p[1].parameter.data().equal(before));
   }
 }
@@ -303,7 +303,7 @@ TEST_CASE("other schedules agree with their formulas at every step", "[optimizer
       return learning_rate(c, lr, step, steps);
     };
 
-    // One cycle: torch's OneCycleLR, 75 steps up, 225 down.
+    // one_cycle is torch's OneCycleLR with 75 steps up and 225 steps down.
     const double up = s / 75, down = (s - 75) / 225;
     CHECK(rate("one_cycle") == Approx(s < 75
                                           ? lr / 8 + (lr - lr / 8) * (1 - std::cos(pi * up)) / 2
@@ -315,13 +315,13 @@ TEST_CASE("other schedules agree with their formulas at every step", "[optimizer
       continue;
     }
     CHECK(rate("polynomial") == Approx(least + (lr - least) * std::pow((300 - s) / 280, 1.7)));
-    // Vaswani et al.: the minimum of a linear warm-up and an inverse square root, which meet at the
-    // end of warm-up; never below min_lr.
+    // inverse_sqrt (Vaswani et al.) is the minimum of a linear warm-up and an inverse square root,
+    // which meet at the end of warm-up. It is never below min_lr.
     const double a = (s + 1) / (warmup + 1);
     CHECK(rate("inverse_sqrt") == Approx(std::max(least, lr * std::min(a, 1 / std::sqrt(a)))));
 
-    // With cycles of 40 steps, the position is a remainder. With 40, 60, 90, ... it follows from
-    // the sum of a geometric series.
+    // If all cycles have 40 steps, the position in a cycle is a remainder. If they have 40, 60, 90,
+    // ... steps, it follows from the sum of a geometric series.
     const double in_cycle = std::fmod(s - warmup, 40) / 40;
     CHECK(rate("cosine_restarts") ==
           Approx(least + (lr - least) * (1 + std::cos(pi * in_cycle)) / 2));
@@ -338,7 +338,7 @@ TEST_CASE("other schedules agree with their formulas at every step", "[optimizer
         tested);  // every schedule has its formula here
 }
 
-TEST_CASE("optim.groups of a config sets groups, and wrong ones are refused",
+TEST_CASE("optim.groups of a config sets parameter groups, and wrong groups are refused",
           "[optimizers_and_schedules]") {
   const auto tables = [](const std::string& text) {
     return std::get<ConfigTables>(parse_toml("[optim]\n" + text, "a.toml").at(0).value);
@@ -353,7 +353,7 @@ TEST_CASE("optim.groups of a config sets groups, and wrong ones are refused",
   CHECK(toml_text(c.groups) ==
         "[{match = \"head.*\", lr_scale = 0.5}, {weight_decay = 0.3, match = \"*.b\"}]");
   CHECK(toml_text(tables("groups = " + toml_text(c.groups))) ==
-        toml_text(c.groups));  // as a saved config has it
+        toml_text(c.groups));  // as a saved config has the groups
 
   std::vector<NamedParameter> p;
   for (const char* path : {"head.w", "head.b", "body.w", "body.b"}) {
@@ -363,7 +363,7 @@ TEST_CASE("optim.groups of a config sets groups, and wrong ones are refused",
   Optimizer(c, p).step(1);
   const auto value = [&](size_t i) { return p[i].parameter.data()[0][0].item<double>(); };
   CHECK(value(0) == Approx(1 - 0.5 * (0.5 + 0.1)));
-  CHECK(value(1) == Approx(1 - 0.5 * (0.5 + 0.1)));  // the first that matches counts
+  CHECK(value(1) == Approx(1 - 0.5 * (0.5 + 0.1)));  // the first group that matches applies
   CHECK(value(2) == Approx(1 - (0.5 + 0.1)));
   CHECK(value(3) == Approx(1 - (0.5 + 0.3)));
 
@@ -423,11 +423,12 @@ TEST_CASE(
   CHECK(value(1) == Approx(1 - (0.5 + 0.2)).epsilon(1e-12));
   CHECK(value(2) == Approx(1 - (0.5 + 0.1)).epsilon(1e-12));
   CHECK(value(3) == 1);
-  optimizer.groups()[7].lr_factor = 2;  // between steps
+  optimizer.groups()[7].lr_factor = 2;  // changed between steps
   optimizer.step(1);
   CHECK(value(3) == Approx(1 - 2 * 0.5).margin(1e-12));
 
-  // A group that matches all parameters gives the bits of an optimizer without groups.
+  // A group that matches all parameters gives bitwise the same parameters as an optimizer without
+  // groups.
   const auto a = make(), b = make();
   Optimizer(c, a).step(0.3);
   Optimizer(c, b, std::nullopt, {{.pattern = "*"}}).step(0.3);

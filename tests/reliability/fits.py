@@ -4,8 +4,8 @@
 
 Each trial draws a config and a limit below what the config needs, and trains with the proposed keys
 for 3 steps in a cgroup with that memory limit. No run may be killed. Configs for which --fit finds
-nothing are skipped. As a control, the last config is trained without the keys at half of its limit,
-and must be killed. Needs root and memory cgroups; exits with 77 if they are missing.
+nothing are skipped. In addition, the last config is trained without these keys at half of its
+limit, and must be killed. Needs root and memory cgroups; exits with 77 if they are missing.
 """
 import json
 import os

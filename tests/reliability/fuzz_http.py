@@ -5,8 +5,8 @@ OpenAI's form, answer correct requests in between, and stop with exit code 0. It
 by less than 24 MiB.
 
 A body is malformed if Python's json refuses it, if it is not a request at all, or if a field of a
-correct request has an invalid value. As controls, correct bodies must get status 200, and the check
-for malformed bodies must fail for one of them.
+correct request has an invalid value. Correct bodies must get status 200, and the check
+for malformed bodies must fail for a correct body.
 
 usage: fuzz_http.py LATHE [BODIES [SEED]]
 """

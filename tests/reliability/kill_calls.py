@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills a run at each call on files and folders (CALLS) that its first thread makes in a save:
 strace sends SIGKILL as the call begins. The run must resume from the newest complete checkpoint and
-end with the bits of an uninterrupted run.
+end bitwise equal to an uninterrupted run.
 
 usage: kill_calls.py LATHE
 """
@@ -43,7 +43,7 @@ def main():
     run, log = tiny.folder / "run", tiny.folder / "trace"
     check(traced(tiny, run, log).returncode == 0, "the run under strace ended with an error")
     calls = calls_of(log)
-    # Kill the last save, of step 6, which follows those of steps 2 and 4 and deletes step 2.
+    # Kill the save of step 6, which follows the saves of steps 2 and 4 and deletes checkpoint 2.
     first = next(i for i, (_, words) in enumerate(calls) if ".unfinished-step-00000006" in words)
     last = max(i for i, (_, words) in enumerate(calls) if ".unfinished-step-00000002" in words)
     seen, trials = collections.Counter(), 0

@@ -20,8 +20,9 @@ from tiny import Tiny, check, checkpoints, control, difference
 
 STEPS, SAVED, TIMEOUT, MICRO_BATCHES = 40, 5, 5, 4
 SHARDS = ["none", "optimizer", "gradients", "parameters"]
-# Pipeline stages give the bits of one process only if embeddings are not tied.
-WORDS = [f"--train.grad_accum={MICRO_BATCHES}", "--memory.recompute=blocks", "--model.tie_weights=false", "--model.n_layer=2",
+# A run on pipeline stages is bitwise equal to one on one process only if embeddings are not tied.
+WORDS = [f"--train.grad_accum={MICRO_BATCHES}", "--memory.recompute=blocks", "--model.tie_weights=false",
+         "--model.n_layer=2",
          f"--dist.timeout={TIMEOUT}"]
 
 
@@ -113,7 +114,7 @@ def main():
         all_.trial()
         check(all_.runs < 3 * kills + 10, "the runs end before they are struck")
 
-    # The control: another seed gives another run.
+    # A wrong seed must be noticed.
     other = Tiny(sys.argv[1], steps=STEPS, interval=SAVED, words=[*WORDS, "--train.seed=7"])
 
     def compare():

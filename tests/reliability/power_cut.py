@@ -3,10 +3,10 @@
 is cloned. Then the clone is mounted, and the run resumes there.
 
 A clone is a snapshot of the block device. It has exactly the writes that the file system had issued
-before, as if the power failed and the disk still wrote the contents of its own cache.
+before, as if the power failed and the disk still wrote the contents of its cache.
 tests/train/store/crash_test.cc simulates disks that lose or reorder their cache. The image is in
-another XFS file system, because clones (reflinks) are atomic and copies are not. As a control,
-strace skips every fsync of one run, and the test must notice this.
+another XFS file system, because clones (reflinks) are atomic and copies are not. In one run,
+strace skips every fsync, and the test must notice this.
 
 usage: power_cut.py LATHE ext4|xfs [CUTS [SEED]]
 """

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Requeues a Slurm job by hand, preempts it, and sends it the signal that precedes a time limit.
-Each time, the job must resume from the step at which it stopped. It must end with the bits of an
-uninterrupted run. The job is docs/requeue.sbatch. Then a job of two tasks, which train together, is
-requeued; it must end with the bits of a run on one process.
+Each time, the job must resume from the step at which it stopped. At its end, the run must be
+bitwise equal to an uninterrupted run. The job is docs/requeue.sbatch. Then a job of two tasks,
+which train together, is requeued. Its run must be bitwise equal to a run on one process.
 
-The cluster is one node on the loopback address, with its own munge, in a temporary folder (Debian's
-packages slurm-wlm and munge). As a control, a job that may not be requeued is stopped once; the
-check must notice that its run is incomplete.
+The cluster is one node on the loopback address, with a separate munge, in a temporary folder. It
+needs Debian's packages slurm-wlm and munge. Another job, which may not be requeued, is stopped
+once. The check must notice that its run is incomplete.
 
 usage: slurm.py LATHE
 """

@@ -2,9 +2,9 @@
 """Stops runs by signals, one or two at a time, at random moments of each phase: start, training, evaluation, sampling,
 saving. Every run must end as documented: with exit code 75, with 130 after a second SIGINT, or by
 the signal itself if that arrives before the program can handle it. Then it must resume from the
-step at which it stopped, and end with the bits of an uninterrupted run.
+step at which it stopped, and end bitwise equal to an uninterrupted run.
 
-As controls, a byte of a checkpoint is changed before a resume, and a run is compared with a run of
+In addition, a byte of a checkpoint is changed before a resume, and a run is compared with a run of
 another seed. The checks must notice both.
 
 usage: stop_signals.py LATHE [STOPS [SEED]]

@@ -64,7 +64,7 @@ class Tiny:
     The folder is deleted with this object. `interval` is the number of steps between checkpoints,
     and `words` are further arguments of each `lathe train` command."""
 
-    binary = None  # `lathe` of the newest object
+    binary = None  # the path of `lathe` in the newest object
 
     def __init__(self, lathe, steps, interval, width=8, words=()):
         self.words = list(words)
@@ -117,7 +117,7 @@ def unfinished(run):
 
 
 def difference(a, b):
-    """Returns how two runs differ, as docs/internals/randomness.md defines it, or ''."""
+    """Returns how two runs differ (docs/internals/randomness.md), or '' if they agree."""
     keys = ("step", "loss", "lr", "grad_norm", "tokens", "loss_scale", "val_loss")
 
     def lines(run):

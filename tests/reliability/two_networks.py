@@ -2,9 +2,9 @@
 """Trains with two processes in two network namespaces, which have their own addresses:
 two_networks.py LATHE
 
-The run must have the bits of a run on one process. When the link between the processes goes down,
-both must end with exit code 7 in time, and the run must resume once the link is up. Skipped if
-namespaces can't be created.
+The run must be bitwise equal to a run on one process. When the link between the processes goes
+down, both must end with exit code 7 in time, and the run must resume once the link is up. Skipped
+if namespaces can't be created.
 """
 import os
 import subprocess

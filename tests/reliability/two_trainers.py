@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Starts two trainers on one folder, the second at a random moment after the first. One must train,
-the other must end with exit code 8 and a message, and the run must end with the bits of a run
+the other must end with exit code 8 and a message, and the run must be bitwise equal to a run
 without a second trainer. A race counts if the second trainer started before the first ended. Half
 of the races use a new folder, and half use a stopped run.
 
-As a control, the lock file is deleted while the first trainer is paused, so that both train. The
+In addition, the lock file is deleted while the first trainer is paused, so that both train. The
 checks must notice this.
 
 usage: two_trainers.py LATHE [RACES [SEED]]

@@ -14,7 +14,7 @@ template <class T>
 std::string raw(T x) {
   return {reinterpret_cast<const char*>(&x), sizeof x};
 }
-/// Returns the bytes of a string of a GGUF file.
+/// Returns the bytes of a string in a GGUF file.
 inline std::string gguf_text(const std::string& s) { return raw(uint64_t{s.size()}) + s; }
 /// Returns the bytes of a metadata value, preceded by the number of its type.
 inline std::string gguf_value(const std::string& s) { return raw(uint32_t{8}) + gguf_text(s); }
@@ -40,11 +40,11 @@ inline std::string gguf_value(const std::vector<float>& list) {
   return gguf_list(6, list, raw<float>);
 }
 
-/// The parts of a GGUF file. Tests can change each part so that it contradicts the others.
+/// The parts of a GGUF file. Tests can change each part so that it contradicts the other parts.
 struct GGUFBytes {
   struct Tensor {
     std::string name;
-    std::vector<uint64_t> sizes;  ///< innermost first
+    std::vector<uint64_t> sizes;  ///< the innermost dimension comes first
     uint32_t type = 0;
     std::string bytes;
     std::optional<uint64_t> offset{};  ///< written instead of the correct offset

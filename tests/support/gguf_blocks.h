@@ -50,7 +50,7 @@ class GGUFPacker {
       const int q = below(1 << bits);
       set(block, low + i % 16, i < 16 ? 0 : 4, q & 15);
       if (bits == 5) set(block, high + i / 8, static_cast<int>(i % 8), q >> 4);
-      // Without a minimum, zeros keep their sign.
+      // If there is no minimum, zeros keep their sign.
       add(block,
           has_least ? double(scale) * q + double(least) : double(scale) * (q - (1 << (bits - 1))));
     }

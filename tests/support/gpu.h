@@ -1,4 +1,4 @@
-// For tests that need a GPU.
+// A helper for tests that need a GPU.
 #pragma once
 
 #include <torch/cuda.h>
@@ -7,7 +7,7 @@
 
 namespace lathe::test {
 
-/// Returns whether there is no GPU, and reports that the test is skipped then.
+/// Returns whether there is no GPU. If so, reports that the test is skipped.
 inline bool skip_without_gpu() {
   if (torch::cuda::is_available()) return false;
   WARN("skipped: no GPU");

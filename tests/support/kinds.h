@@ -1,4 +1,4 @@
-// Small runs of every kind of model but the GPT, on data that they can learn in a second.
+// Creates small runs of every model kind except the GPT, on data that they can learn in a second.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace lathe::test {
 
-/// A model kind, the folder of its data, which make_data() creates, and keys of [model] as lines of
-/// TOML.
+/// A model kind: its name, the folder of its data, which make_data() creates, and keys of [model]
+/// as lines of TOML.
 struct Kind {
   std::string name, data, keys;
 };

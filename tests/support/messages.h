@@ -1,4 +1,4 @@
-// Checks of error messages.
+// Helpers that check error messages.
 #pragma once
 
 #include <exception>

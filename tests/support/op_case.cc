@@ -178,7 +178,7 @@ class Checker {
       s = s.defined() ? s + term : term;
     }
 
-    // The same sum from LibTorch.
+    // Compute the same sum with LibTorch.
     Tensors tin;
     for (const auto& t : x_) tin.push_back(t.detach().clone().requires_grad_());
     const auto tfirst =

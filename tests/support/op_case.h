@@ -1,4 +1,4 @@
-// Rows of the op table, and their checks.
+// Declares the rows of the op table, and their checks.
 #pragma once
 
 #include <functional>
@@ -52,7 +52,7 @@ inline at::Tensor longs(const std::vector<int64_t>& values, at::IntArrayRef shap
                         at::Device device = at::kCPU) {
   return longs(values).reshape(shape).to(device);
 }
-/// Returns the device of the first input, or the CPU if that is undefined.
+/// Returns the device of the first input, or the CPU if that input is undefined.
 inline at::Device device_of(const std::vector<Variable>& inputs) {
   return inputs[0].defined() ? inputs[0].data().device() : at::Device(at::kCPU);
 }

@@ -54,8 +54,8 @@ struct Invocation {
   std::map<std::string, std::string> environment;
   double kill_after_s = -1;  ///< seconds after which the process gets SIGKILL; negative: never
   int signal = 0;            ///< a signal to send once, at the time given below; 0: none
-  std::string signal_after = "step 0  validation";  ///< send it once standard output has this text
-  double signal_after_s = -1;        ///< if not negative: send it after so many seconds instead
+  std::string signal_after = "step 0  validation";  ///< sent once standard output has this text
+  double signal_after_s = -1;        ///< if not negative: sent after so many seconds instead
   std::string close_output_after{};  ///< close the pipe's reading end once standard output has this
                                      ///< text; empty: never
   /// True: run in a new process, which loads LibTorch itself, as in normal use. False: run in a
@@ -69,7 +69,7 @@ Finished run(const Invocation& command);
 /// Runs `lathe` with `args` in the folder.
 Finished lathe_in(const TempFolder& folder, std::vector<std::string> args,
                   double kill_after_s = -1);
-/// Does the same in a new process (Invocation::apart).
+/// Runs `lathe` with `args` in the folder, in a new process (Invocation::apart).
 Finished lathe_in_new_process(const TempFolder& folder, std::vector<std::string> args);
 
 /// Returns `bytes` bytes of random English words in short sentences, always the same, so that tests
@@ -77,8 +77,8 @@ Finished lathe_in_new_process(const TempFolder& folder, std::vector<std::string>
 std::string sample_text(size_t bytes);
 /// Replaces a file's contents.
 void write_file(const fs::path& path, const std::string& text);
-/// Writes the current sizes and checksums of its files into a checkpoint's manifest. Tests call it
-/// after they changed a file.
+/// Writes the current sizes and checksums of a checkpoint's files into its manifest. Tests call
+/// this function after they have changed a file.
 void update_manifest(const fs::path& checkpoint);
 /// Returns a file's contents.
 std::string slurp(const fs::path& path);

@@ -76,7 +76,7 @@ class RandomChain {
         case 26: values.push_back(draw(2) == 0 ? softmax(a, -1) : log_softmax(a, -1)); break;
         case 27: values.push_back(a + tanh(sum(a * b, {-1}, true)) * 0.1); break;
         case 28: {
-          // A row mean that is used once detached, and twice with a gradient.
+          // Use a row mean once detached, and twice with a gradient.
           const Variable m = mean(sigmoid(a), {-1}, true);
           values.push_back(a * m.detach() + m * exp(m * -0.1) * a);
           break;

@@ -1,4 +1,4 @@
-// Tokenizers for tests.
+// Creates tokenizers for tests.
 #pragma once
 
 #include <algorithm>

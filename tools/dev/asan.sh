@@ -4,8 +4,8 @@
 # commands that they run. Other arguments go to ctest.
 
 # Runs each quick test in its own process, as many processes at the same time as there are cores.
-# OMP_WAIT_POLICY=passive lets waiting threads sleep instead of occupying a core. Tests that measure
-# the memory of a process are skipped, because the sanitizers use memory too.
+# With OMP_WAIT_POLICY=passive, waiting threads sleep and leave their core to other threads. Tests
+# that measure the memory of a process are skipped, because the sanitizers use memory too.
 run_checked() {
   local tag tags=()
   for tag in $(ctest --test-dir "$build" -N -LE slow | sed -n 's/^ *Test *#[0-9]*: //p'); do
@@ -16,7 +16,7 @@ run_checked() {
     ASAN_OPTIONS=detect_leaks=0 OMP_WAIT_POLICY=passive nice -n 10 xargs -P "$(nproc)" -I TAG sh -c \
       '"$0"/tests/lathe_tests_checked "[TAG]~[process_memory]" >"$0"/checked-TAG.log 2>&1 ||
         { cat "$0"/checked-TAG.log >&2; exit 255; }' "$build" ||
-    die "a test fails under the sanitizers; its output is above"
+    die "a test failed under the sanitizers; its output is above"
   say "these tests passed under the sanitizers: ${tags[*]}"
 }
 

@@ -1,11 +1,13 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# ./dev bench: measures ops and training steps, and those of PyTorch with --peer.
+# ./dev bench: measures ops and training steps; with --peer, also measures the same in PyTorch.
+#
 # ./dev bench tokenizers: compares the speed of tokenizers.
 
 bench_status() { printf 'making the environment: %s, %s MB' "$(clock "$1")" "$(du -sm "$prefix.new" 2>/dev/null | cut -f1)"; }
 
-# make_environment FOLDER GB WHAT PACKAGE...: creates a Python environment with these packages,
-# unless it exists.
+# make_environment FOLDER GB WHAT PACKAGE...: creates a Python environment with these packages in
+# FOLDER, unless that folder exists. GB and WHAT are only for messages: the size of the environment,
+# and what it is for.
 make_environment() {
   local prefix=$1 gb=$2 what=$3 log
   shift 3

@@ -7,8 +7,8 @@ configure() { # BUILD_FOLDER [CMAKE_OPTION...]
   local folder=$1 log
   shift
   log=$(mktemp)
-  # CMake remembers the folder of test data, so a run without LATHE_TEST_DATA keeps the previous
-  # one.
+  # CMake remembers the folder of the test data, so if LATHE_TEST_DATA is not set, the build keeps
+  # the previous folder.
   [ -z "${LATHE_TEST_DATA:-}" ] || set -- -DLATHE_TEST_DATA="$(from "$caller" "$LATHE_TEST_DATA")" "$@"
   cmake -S . -B "$folder" -G Ninja -DLIBTORCH="$libtorch" -DLATHE_WERROR=ON "$@" >"$log" 2>&1 || {
     cat "$log" >&2

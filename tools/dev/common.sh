@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# Messages, and the progress of long commands.
+# Functions that print messages, and the progress of long commands.
 
 die() {
   printf 'dev: %s\n' "$*" >&2
@@ -39,7 +39,8 @@ tell_time() { # WHAT: every 10 seconds, prints how much time has passed, until i
 
 clock() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
-# share_done DONE ALL SECONDS: prints "37%, about 1:20 to go", or nothing at the beginning.
+# share_done DONE ALL SECONDS: prints, for example, "37%, about 1:20 to go"; prints nothing if DONE
+# is 0.
 share_done() {
   [ "$1" -gt 0 ] || return 0
   printf '%d%%, about %s to go' $((100 * $1 / $2)) "$(clock $(($3 * ($2 - $1) / $1)))"

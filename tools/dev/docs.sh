@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# ./dev docs: writes the generated pages of docs/reference and the API reference.
+# ./dev docs: writes the pages of docs/reference that are generated, and the API reference.
 
 setup
 compile_lathe

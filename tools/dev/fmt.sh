@@ -1,5 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# ./dev fmt [--check]: formats the sources with clang-format, or names those that are not formatted.
+# ./dev fmt [--check]: formats the sources with clang-format, or with --check names the files that
+# are not formatted.
 
 sources() { git ls-files --cached --others --exclude-standard '*.h' '*.cc' '*.cu' '*.cuh'; }
 

@@ -1,5 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# ./dev fuzz [NAME ...] [--runs N]: runs the named fuzz targets of tests/fuzz, or all of them, on N inputs each.
+# ./dev fuzz [NAME ...] [--runs N]: runs the named fuzz targets of tests/fuzz, or all targets, each
+# on N inputs.
 
 runs=1000000 names=()
 while [ $# -gt 0 ]; do

@@ -1,8 +1,10 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# ./dev lint [--changed | FILE...]: reports retired phrases in changed lines, public declarations without a contract, and
-# what clang-tidy finds in all sources, in those that changed, or in the files that are named.
+# ./dev lint [--changed | FILE...]: reports retired phrases in changed lines, public declarations
+# without a contract, and what clang-tidy finds. clang-tidy checks all sources, with --changed only
+# changed ones, or else the named files.
 
-# Prints the commit that changes are compared with: where this branch left main, or, on main, the previous commit.
+# Prints the commit with which changes are compared: the one where this branch left main, or, on
+# main, the previous commit.
 lint_base() {
   local base
   base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || true)
@@ -13,16 +15,17 @@ lint_base() {
 # Prints a source, read from standard input, without its comments, string contents and spaces.
 without_comments() { "${CXX:-c++}" -fpreprocessed -dD -E -P -x c++ - 2>/dev/null | sed -E "s/'\"'//g"'; /^ *#/!s/"([^"\\]|\\.)*"/""/g' | tr -d '[:space:]"'; }
 
-# Succeeds if the code of file $1 differs from that of the commit $base. Changed comments count only
-# if clang-tidy reads them: NOLINT, and argument names in /* */.
+# Succeeds if the code of file $1 differs from its code in the commit $base. A changed comment
+# counts only if clang-tidy reads it: NOLINT, and argument names in /* */.
 code_differs() {
   local now
-  now=$(without_comments <"$1") && [ -n "$now" ] || return 0 # no compiler, or one without these options
+  # Without a compiler that has these options, assume a difference.
+  now=$(without_comments <"$1") && [ -n "$now" ] || return 0
   [ -n "$(git diff -U0 "$base" -- "$1" | grep -E '^[+-].*(NOLINT|/\*)')" ] ||
     [ "$(git show "$base:$1" 2>/dev/null | without_comments)" != "$now" ]
 }
 
-# Prints the sources to check.
+# Prints the sources that clang-tidy should check.
 lint_files() {
   local file files
   if [ "${1:-}" = --changed ]; then

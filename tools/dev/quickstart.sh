@@ -13,7 +13,7 @@ prepare_quickstart() {
       *) config+=("$word") ;;
     esac
   done
-  # The training reports what is wrong with the config.
+  # Errors in the config are ignored here, because the training reports them.
   if [ ! -e data/quickstart/manifest.json ] &&
     "$build/lathe" config show "${config[@]}" 2>/dev/null | grep '^dir = "data/quickstart" ' >/dev/null; then
     "$build/lathe" prepare "$text" --out data/quickstart --tokenizer char

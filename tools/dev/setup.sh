@@ -1,11 +1,11 @@
 # shellcheck shell=bash disable=SC2154,SC2034 # variables of dev and of the files that it reads first
-# ./dev setup: Debian packages and LibTorch.
+# ./dev setup: installs Debian packages and LibTorch.
 
 torch_version=2.11.0
 cache=$(from "$caller" "${LATHE_CACHE:-$HOME/.cache/lathe}")
 own_libtorch=$(from "$caller" "${LIBTORCH:-}")
 libtorch=${own_libtorch:-$cache/libtorch-$torch_version/torch}
-# Debian 12's names; Ubuntu 24.04 has the same ones (untested).
+# Package names of Debian 12. Ubuntu 24.04 has packages of the same names, but this is untested.
 packages=(g++ cmake ninja-build ccache python3 python3-pip ca-certificates libspdlog-dev libfmt-dev libcxxopts-dev catch2
   libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libpcre2-dev libutf8proc-dev libsimdjson-dev libzstd-dev
   zlib1g-dev libjs-dygraphs libcpp-httplib-dev libpng-dev libjpeg-dev)

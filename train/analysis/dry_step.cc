@@ -41,8 +41,8 @@ double update_share_of(const Session& s) {
   return static_cast<double>(owned) / static_cast<double>(all) / world().tensor().size;
 }
 
-/// Returns the bytes that this process has sent to the other processes of its replica, in tensor,
-/// context and pipeline parallelism.
+/// Returns the bytes that this process has sent for tensor, context and pipeline parallelism to the
+/// other processes of its replica.
 int64_t sent_within_replica() {
   int64_t bytes = 0;
   if (world().tensor().size > 1) bytes += world().layers().bytes_sent();
@@ -51,12 +51,12 @@ int64_t sent_within_replica() {
   return bytes;
 }
 
-/// Adds the sizes of the files that memory.offload uses. Also gathers the state as a save does, so
-/// that the dry run counts the memory of a save.
+/// Adds the sizes of the files that memory.offload uses. Also gathers the optimizer state as a save
+/// does, so that the dry run counts the memory of a save.
 void add_offload(DryStep& result, const Session& s) {
   if (const StateOffload* offload = s.optimizer.offload()) {
     result.scratch_bytes = offload->file_bytes();
-    // If the state is sharded, a save gathers one tensor of it at a time.
+    // If the state is sharded, a save gathers one tensor of the state at a time.
     if (s.optimizer.is_sharded()) {
       each_state(s.optimizer, [&](const std::string&, const at::Tensor& t, const StatePart& part) {
         s.optimizer.read_state(t, part);
@@ -71,7 +71,7 @@ void add_offload(DryStep& result, const Session& s) {
   }
 }
 
-/// Adds facts about the model, its optimizer and its checkpoints.
+/// Fills in the fields of the result that describe the model, its optimizer and its checkpoints.
 void add_facts(DryStep& result, const Session& s) {
   result.parameters = count(parameters(*s.model));
   result.trained = count(s.params);
@@ -103,7 +103,7 @@ void evaluate_batch(const Session& s, DummyLoader& batches) {
 }
 
 /// Allocates the memory that samples, histograms and layer statistics need: gathers sharded
-/// parameters and, for histograms and statistics, runs a step that keeps its gradients.
+/// parameters and, for histograms and layer statistics, runs a step that keeps its gradients.
 void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& batches) {
   const bool collects = given.log.layers > 0 || given.log.histograms > 0;
   if (!collects && given.train.sample_interval == 0) return;
@@ -113,8 +113,9 @@ void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& ba
   run_step(s, next, 0, units_of_step(s.config), /*keep_gradients=*/true);
 }
 
-/// Runs the dry steps of a data rank of one stage. On entry, `between` describes the tensors that
-/// the previous stage sends; on return, those that this stage sends.
+/// Runs the dry steps for one data rank of a pipeline stage. On entry, `between` describes the
+/// tensors that the previous stage sends. On return, `between` describes the tensors that this
+/// stage sends.
 DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage,
                           std::vector<TensorForm>& between, int data_rank = 0) {
   const LoadedConfig loaded = reduce_for_dry_run(given);
@@ -133,9 +134,9 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.made = memory_stats();
   result.unit = data.task->unit();
 
-  // FLOPs are those of the second step, and peaks those of both. The partial sums of gradients that
-  // a step keeps grow with the logarithm of the number of micro-batches, so 64 of them are enough
-  // to estimate the memory of more.
+  // FLOPs are those of the second step, and the peaks are those of both steps. The partial sums of
+  // gradients that a step keeps grow with the logarithm of the number of micro-batches, so 64
+  // micro-batches are enough to estimate the memory of a step with more.
   constexpr int64_t most = 64;
   const int64_t least = s.stage && s.stage->parts() > 1 ? sizes.pipeline : 1;
   const int64_t all = s.config.train.grad_accum;
@@ -151,14 +152,14 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
     run_step(s, [&] { return batches.next(); }, step);
     sent_in_replica = sent_within_replica() - before;
   }
-  // Evaluate again, because the gradients of a step are still allocated.
+  // Evaluate again after a step, because the gradients of the step are still allocated.
   if (evaluates) evaluate_batch(s, batches);
   run_with_all_parameters(given.config, s, batches);
 
   add_offload(result, s);
 
   const auto n = static_cast<double>(own);
-  // Divide by the number of micro-batches, because the counts cover all of them.
+  // Divide by the number of micro-batches, because the counts include all micro-batches of a step.
   for (Flops* f : {&flops.forward, &flops.backward}) {
     f->matmul /= n;
     f->other /= n;
@@ -170,7 +171,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.stage = stage;
   if (s.divides_state()) result.largest_owner = s.layout->largest_owner(stage);
   // The last stage waits for the first micro-batch, and the first stage waits for the gradients of
-  // the last micro-batch. Each wait lasts as long as one part of each other stage takes.
+  // the last micro-batch. During each of these waits, every other stage computes one of its parts.
   result.bubble =
       s.stage ? static_cast<double>(sizes.pipeline - 1) / static_cast<double>(s.stage->parts()) : 0;
   result.update_share = update_share_of(s);
@@ -207,7 +208,8 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
     processes.push_back(dry_step_of_stage(given, data, ranks, stage, between));
     whole.forward += processes.back().micro_batch.forward;
     whole.backward += processes.back().micro_batch.backward;
-    // If the optimizer updates whole tensors, one process may own many more elements than another.
+    // If the optimizer updates only whole tensors, one process may own many more elements than
+    // another process.
     if (const int largest = processes.back().largest_owner; largest > 0)
       processes.push_back(dry_step_of_stage(given, data, ranks, stage, received, largest));
   }

@@ -17,8 +17,8 @@ struct RunData;
 /// The memory and the work of two steps of a config, from a dry run (core/dry_run.h).
 struct DryStep {
   int64_t parameters = 0, trained = 0;  ///< numbers of elements
-  MemoryStats made{};                   ///< after the model and the optimizer are created
-  MemoryStats peaks{};                  ///< during the steps and evaluations
+  MemoryStats made{};                   ///< memory after the model and the optimizer are created
+  MemoryStats peaks{};                  ///< peak memory during the steps and evaluations
   FlopCount micro_batch{};              ///< FLOPs of one micro-batch, in one process
   FlopCount whole_micro_batch{};        ///< FLOPs of one micro-batch, in all processes of a replica
   double formula_flops = 0;             ///< FLOPs of a micro-batch by the model's own formula
@@ -33,12 +33,14 @@ struct DryStep {
   /// Largest fraction of the trained parameters that one process updates.
   double update_share = 1;
   int64_t sent_bytes = 0;       ///< largest number of bytes that a process sends in a step
-  int64_t save_copy_bytes = 0;  ///< memory of the tensor copies that a background save makes
-  int64_t scratch_bytes = 0;    ///< size of memory.offload's files, read and written in each step
-  int64_t mapped_bytes = 0;     ///< resident bytes of parameters that memory.offload maps from disk
-  bool has_copies = false;      ///< weights have working copies in the matmul dtype
-  int64_t blocks = 0;           ///< repeated blocks of the model with trained parameters
-  std::string unit{};           ///< what throughput counts: "tokens" or "samples"
+  int64_t save_copy_bytes = 0;  ///< bytes of the tensor copies that a background save makes
+  /// Bytes of the files of memory.offload, which each step reads and writes.
+  int64_t scratch_bytes = 0;
+  int64_t mapped_bytes = 0;  ///< resident bytes of parameters that memory.offload maps from disk
+  bool has_copies = false;   ///< whether weights have working copies in the matmul dtype
+  /// Number of repeated blocks of the model that have trained parameters.
+  int64_t blocks = 0;
+  std::string unit{};  ///< what throughput counts: "tokens" or "samples"
   /// Returns the number of replicas of the model.
   int data_ranks() const { return ranks / replica.replica(); }
   /// Returns the peak memory of tensors, including the copies of a background save.
@@ -47,18 +49,19 @@ struct DryStep {
   int64_t resident() const { return peaks.touched_peak + save_copy_bytes + mapped_bytes; }
 };
 
-/// Runs two dry steps of the config as one of `ranks` processes, and an evaluation before and after
-/// them if the run evaluates. The result has the memory of the process with the highest peak. Its
-/// FLOPs, update share and bytes sent are each the largest of all processes. The data folder may be
-/// missing for a token model whose vocab_size is given. Throws the errors of the run itself.
+/// Runs two dry steps of the config as one of `ranks` processes. If the run evaluates, also runs an
+/// evaluation before and after the steps. The memory in the result is that of the process with the
+/// highest peak. The FLOPs, the update share and the bytes sent are each the largest among all
+/// processes. The data folder of a token model may be missing if its vocab_size is given. Throws
+/// the errors that the run itself would throw.
 DryStep dry_step(const LoadedConfig& loaded, int ranks = 1);
 /// Does the same with data that is already open. `loaded` is a config that RunData::open() has
 /// completed.
 DryStep dry_step(const LoadedConfig& loaded, const RunData& data, int ranks = 1);
-/// Runs the dry steps only for this process's own position in the grid of the run's processes.
+/// Runs the dry steps only for the position of this process in the grid of the run's processes.
 DryStep dry_step_of_this_process(const LoadedConfig& loaded, const RunData& data);
-/// Returns an estimate of the resident bytes that this process will need in addition to its tensors
-/// once it trains.
+/// Returns an estimate of the resident bytes that this process will need during training, in
+/// addition to its tensors.
 int64_t process_overhead_bytes();
 
 }  // namespace lathe

@@ -28,11 +28,12 @@ RangeTest lr_range_test(Session& s, const Data& data, double from, double to, in
   double mean = 0, weight = 0;
 
   for (int64_t step = 0; step < steps; ++step) {
-    // Rates are spaced evenly in the logarithm, since useful ones span several orders of magnitude.
+    // Rates are spaced evenly in the logarithm, because useful rates span several orders of
+    // magnitude.
     const double share = steps > 1 ? static_cast<double>(step) / static_cast<double>(steps - 1) : 0;
     s.config.optim.lr = from * std::pow(to / from, share);
     const StepResult result = run_step(s, loader, step);
-    if (result.targets == 0) continue;  // its loss is 0 at any learning rate
+    if (result.targets == 0) continue;  // such a batch has a loss of 0 at any learning rate
     const double loss = result.loss.item().toDouble();
 
     if (!std::isfinite(loss)) {
@@ -47,7 +48,8 @@ RangeTest lr_range_test(Session& s, const Data& data, double from, double to, in
     test.lr.push_back(s.config.optim.lr);
     test.loss.push_back(mean / weight);
 
-    // read_range() then finds the exact step of the divergence, with a lower threshold.
+    // Stop only at a clear divergence. read_range() then finds its exact step with a lower
+    // threshold.
     if (test.loss.back() > 2 * test.loss.front()) break;
   }
 
@@ -89,7 +91,8 @@ double NoiseScale::batch() const {
 }
 
 NoiseScale noise_scale(double small_norm, double large_norm, double small, double large) {
-  // E|g_B|^2 = |G|^2 + tr(S) / B, for both batch sizes.
+  // For both batch sizes B: E|g_B|^2 = |G|^2 + tr(S) / B, where G is the true gradient and S the
+  // covariance of one sample's gradient.
   return {.gradient = (large * large_norm - small * small_norm) / (large - small),
           .noise = (small_norm - large_norm) / (1 / small - 1 / large)};
 }
@@ -111,7 +114,7 @@ NoiseScale measure_noise(Session& s, const Data& data, int64_t parts, int64_t ro
         if (!g.defined()) continue;
 
         small += squared_norm(g) / static_cast<double>(parts * rounds);
-        // The first gradient is copied, so that the sum does not share its memory.
+        // Copy the first gradient, so that the accumulated gradient does not share its memory.
         sums[i] = sums[i].defined() ? sums[i].add_(g)
                                     : g.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
       }

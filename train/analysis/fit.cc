@@ -1,8 +1,9 @@
-// The search first makes the micro-batch smaller and computes more of them, which keeps the global
-// batch. It then changes other settings as well, in all combinations, of which those that cost less
-// time come first: sharding, sequence parallelism and virtual stages (on several processes),
-// precision, how activations are kept, the optimizer, updates in backward and the order of sums.
-// Offloading to disk comes last. A dry run measures the memory of each candidate.
+// Implements the search of `lathe plan --fit`. The search first makes the micro-batch smaller and
+// the number of micro-batches larger, which keeps the global batch. It then also changes other
+// settings, in all combinations, beginning with those that cost the least time: sharding, sequence
+// parallelism and virtual stages (on several processes), precision, how activations are kept, the
+// optimizer, updates in backward and the order of sums. It tries offloading to disk last. A dry run
+// measures the memory of each candidate.
 #include "train/analysis/fit.h"
 
 #include <sys/stat.h>
@@ -28,8 +29,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the resident bytes of one process of a run with these keys, on as many processes as
-/// `now`; nullopt if the keys contradict each other.
+/// Returns the resident bytes of one process of a run with these keys. The run has as many
+/// processes as `now`. Returns nullopt if the keys contradict each other.
 std::optional<int64_t> resident(const std::string& path, const Overrides& given,
                                 const Overrides& more, const Forecast& now) {
   try {
@@ -42,17 +43,17 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   }
 }
 
-/// Keys that may make a run take less memory, and what they cost: about how many percent longer a
-/// step takes (docs/benchmarks/gpt2.md and docs/guide/activations.md). Settings that change what
-/// the run learns cost more than their time.
+/// Keys that may make a run take less memory, and their cost: about how many percent longer a step
+/// takes (docs/benchmarks/gpt2.md and docs/guide/activations.md). For settings that change what the
+/// run learns, the cost is higher than that.
 struct Setting {
   Overrides keys{};
   double cost = 0;
 };
-/// Settings of which a run can have one. The first one changes nothing.
+/// Alternative settings, of which a run can have only one. The first one changes no keys.
 using Alternatives = std::vector<Setting>;
 
-/// Returns the alternatives to how a run keeps activations. `blocks`: of its model.
+/// Returns the alternative ways to keep activations for a model with this many blocks.
 Alternatives activation_settings(const MemoryConfig& c, int64_t blocks) {
   Alternatives all{{}};
   if (c.recompute == "none" && c.saved == "none") {
@@ -70,15 +71,15 @@ Alternatives activation_settings(const MemoryConfig& c, int64_t blocks) {
   return all;
 }
 
-/// Returns the alternatives for each kind of setting at the top of this file, except offloading.
-/// Contradictions among them and with other keys of the config are left to resident().
+/// Returns the alternatives for each kind of setting in the list at the top of this file, except
+/// offloading. resident() detects settings that contradict each other or other keys of the config.
 std::vector<Alternatives> settings_to_try(const RunConfig& c, int ranks, int64_t blocks) {
   std::vector<Alternatives> all;
   if (ranks > 1 && c.dist.shard == "none")
     all.push_back({{}, {{{"dist.shard", "optimizer"}}, 1}, {{{"dist.shard", "parameters"}}, 20}});
   if (ranks > 1 && c.dist.tensor > 1 && !c.dist.sequence_parallel)
     all.push_back({{}, {{{"dist.sequence_parallel", "true"}}, 1}});
-  // Stages with several parts keep more activations, and exclude ZeRO 3.
+  // Virtual stages keep more activations, and contradict ZeRO 3.
   if (ranks > 1 && c.dist.virtual_stages > 1)
     all.push_back({{}, {{{"dist.virtual_stages", "1"}}, 5}});
 
@@ -96,7 +97,7 @@ std::vector<Alternatives> settings_to_try(const RunConfig& c, int ranks, int64_t
 
   all.push_back(activation_settings(c.memory, blocks));
 
-  // Adafactor needs another learning rate.
+  // Adafactor needs another learning rate than the config's optimizer.
   Alternatives optimizers{{}};
   if (c.optim.kind == "adam" || c.optim.kind == "adamw") {
     optimizers.push_back({{{"optim.kind", c.optim.kind + "8bit"}}, 15});
@@ -104,17 +105,18 @@ std::vector<Alternatives> settings_to_try(const RunConfig& c, int ranks, int64_t
   }
   all.push_back(optimizers);
 
-  // To clip by the norm, updates in backward run each forward and backward pass twice.
+  // If gradients are clipped by their norm, updates in backward run each forward and backward pass
+  // twice.
   const bool is_twice = c.optim.grad_clip > 0 && c.optim.grad_clip_by == "norm";
   if (!c.memory.update_in_backward)
     all.push_back({{}, {{{"memory.update_in_backward", "true"}}, is_twice ? 95. : 3.}});
-  // The sums of pairs of micro-batches take memory.
+  // Adding micro-batches in pairs takes memory for partial sums.
   if (c.train.sum_order == "tree" && c.train.batch_size * c.train.grad_accum > 2)
     all.push_back({{}, {{{"train.sum_order", "sequence"}}, 1}});
   return all;
 }
 
-/// Returns all combinations of alternatives, those that cost less first.
+/// Returns all combinations of alternatives in ascending order of their cost.
 std::vector<Overrides> combinations(const std::vector<Alternatives>& of) {
   std::vector<Setting> all{{}};
   for (const Alternatives& alternatives : of) {
@@ -134,9 +136,9 @@ std::vector<Overrides> combinations(const std::vector<Alternatives>& of) {
   return keys;
 }
 
-/// Returns about the least memory that any combination needs: starting without changes, replaces
-/// the setting of one kind after another by the alternative that needs the least, until none needs
-/// less. `needs` returns nullopt for keys that contradict each other.
+/// Returns about the smallest memory that any combination needs. Starts without changes and
+/// replaces the setting of one kind after another by the alternative that needs the least, until no
+/// alternative needs less. `needs` returns nullopt for keys that contradict each other.
 int64_t least_memory(const std::vector<Alternatives>& of,
                      const std::function<std::optional<int64_t>(const Overrides&)>& needs) {
   std::vector<size_t> chosen(of.size(), 0);
@@ -185,14 +187,15 @@ std::optional<int64_t> largest_that_fits(
     return needed && *needed <= bytes;
   };
 
-  // More micro-batches keep more sums of gradients, so the current size may fit where a smaller
-  // one, which needs more micro-batches, does not.
+  // A step of more micro-batches keeps more partial sums of gradients. So the current size may fit
+  // even if a smaller size, which needs more micro-batches, does not.
   if (fits(batches.front())) return batches.front();
   while (!batches.empty() && is_excluded(batches.back())) batches.pop_back();
   if (batches.empty() || !fits(batches.back())) return std::nullopt;
 
-  // Otherwise the memory grows with the micro-batch, so a bisection finds the largest with few dry
-  // runs. An excluded size is judged by the next smaller size that is not excluded.
+  // For smaller sizes, assume that the memory grows with the size, so a bisection finds the largest
+  // one that fits in few dry runs. An excluded size is replaced by the next smaller size that is
+  // not excluded.
   const auto next = [&](const int64_t& batch) {
     const int64_t* const last = &batches.back();
     return *std::find_if_not(&batch, last, is_excluded);
@@ -229,8 +232,8 @@ LoadedConfig load_with(const std::string& path, const Overrides& given, const Ov
 
 namespace {
 
-/// The memory and disk space that the processes of one machine need, and the memory that they have
-/// or can get, in bytes.
+/// The memory and the disk space that the processes of one machine need, and the memory that they
+/// have or can still allocate, in bytes.
 struct HostNeeds {
   std::string host;
   int processes = 0;
@@ -240,7 +243,7 @@ struct HostNeeds {
 };
 
 /// Returns the needs of the machine where memory is scarcest. `memory` and `scratch` are the needs
-/// of this process. A collective.
+/// of this process in bytes. All processes of the run must call it.
 HostNeeds scarcest_host(int64_t memory, int64_t scratch) {
   std::map<std::string, HostNeeds> hosts;
   for (const std::string& text : world().gather_texts(
@@ -270,8 +273,8 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   const HostNeeds host = scarcest_host(d.resident() + program, d.scratch_bytes);
   const auto memory = static_cast<double>(host.memory);
 
-  // The disk holds one checkpoint more than are kept, because an old one is deleted only after the
-  // new one is complete.
+  // The disk must hold one checkpoint more than the run keeps, because an old checkpoint is deleted
+  // only after the new one is complete.
   const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
 
   // A run reserves the disk space of its scratch file when it starts, and fails if there is too
@@ -314,7 +317,7 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
     if (global % b == 0) batches.push_back(b);
   }
 
-  // Keeps the global batch size, so that the run trains in the same way.
+  // Keep the global batch size, so that training has the same results.
   const auto with_batch = [&](Overrides change, int64_t batch) {
     change.emplace_back("train.batch_size", std::to_string(batch));
     change.emplace_back("train.grad_accum", std::to_string(global / batch));
@@ -338,8 +341,9 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
   for (const Setting& offload : offloads) {
     std::vector<Alternatives> kinds = settings_to_try(c, now.dry.ranks, now.dry.blocks);
     kinds.push_back({offload});
-    // Skip the combinations quickly if none can fit. A small micro-batch may exclude settings or
-    // need more sums of gradients, so the current one counts too.
+    // Skip all combinations if even the smallest memory is too much. A small micro-batch may
+    // exclude some settings, and needs more partial sums of gradients, so try the current size as
+    // well.
     const int64_t least = least_memory(kinds, [&](const Overrides& change) {
       const auto small = resident(path, given, with_batch(change, batches.back()), now);
       const auto current = resident(path, given, with_batch(change, batches.front()), now);
@@ -362,7 +366,7 @@ std::pair<GpuSpec, int64_t> parse_gpus(const std::string& text) {
                            [](unsigned char c) { return std::isdigit(c); });
   const int64_t n = counted ? std::stoll(text.substr(0, x)) : 1;
 
-  // Compare the names without regard to case; A100-40GB is the table's a100-40.
+  // Ignore case and the suffix GB, so that A100-40GB matches the table's a100-40.
   std::string name = lowercase(counted ? text.substr(x + 1) : text), names;
   if (name == "a100") name = "a100-80";
   if (name.ends_with("gb")) name.resize(name.size() - 2);

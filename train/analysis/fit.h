@@ -1,4 +1,5 @@
-// Fits a run into the memory of a machine, and describes GPUs that this machine does not have.
+// Finds settings with which a run fits into the memory of a machine, and reads the data sheets of
+// GPUs.
 #pragma once
 
 #include <cstdint>
@@ -12,40 +13,40 @@
 namespace lathe {
 
 /// Loads a config with the overrides `given` and `more`. If both set a key, `more` has precedence.
-/// Resolves train.init_from and adapters.base, which set keys of [model].
+/// Resolves train.init_from and adapters.base, because the runs that they name set keys of [model].
 LoadedConfig load_with(const std::string& path, const Overrides& given, const Overrides& more);
 
-/// The memory and disk space that a run on CPUs needs, compared to those that the machine has. If
-/// the run uses several machines, `text` describes the one where memory is scarcest.
+/// The memory and disk space that a run on CPUs needs, compared with those of the machine. If the
+/// run uses several machines, `text` describes the machine where memory is scarcest.
 struct ResourceNeeds {
   std::string text;    ///< one line, the same on all processes
   bool enough = true;  ///< whether the memory and the disk space are enough
-  /// Even one and a half times the free memory would not be enough, or the disk has no room for the
-  /// scratch files.
+  /// Whether the run surely fails: even one and a half times the free memory would not be enough,
+  /// or the disk has too little space for the scratch files.
   bool must_not_start = false;
 };
-/// Determines the needs by a dry run. Call it before the run allocates its memory. A collective of
-/// the run's processes.
+/// Determines the needs with a dry run. Must be called by all processes of the run, before the run
+/// allocates its memory.
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
-/// Returns the overrides with which each process of a run, on as many processes as `now`, stays
-/// within `bytes` of resident memory. They set the largest micro-batch that fits, and the number of
-/// micro-batches that keeps the global batch. If even one sequence does not fit, they also change
-/// as few keys as possible of dist.shard, the precision, recomputation, the optimizer,
-/// train.sum_order and others, and memory.offload last. `path` and `given` are the config's file
-/// and its overrides. Returns no overrides if the run fits as it is, and nullopt if no combination
-/// is enough.
+/// Returns config overrides with which each process stays within `bytes` of resident memory. The
+/// run has as many processes as `now`. The overrides set the largest micro-batch that fits, and the
+/// number of micro-batches that keeps the global batch. If even one sequence does not fit, they
+/// also change as few keys as possible: dist.shard, the precision, recomputation, the optimizer,
+/// train.sum_order and others, and memory.offload last. `path` is the config's file, and `given`
+/// are the overrides that the user gave. Returns no overrides if the run fits without changes, and
+/// nullopt if no combination is enough.
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes);
 
-/// A GPU as its maker's data sheet describes it.
+/// A GPU with the numbers of its maker's data sheet.
 struct GpuSpec {
   std::string name;
-  double bf16_flops, tf32_flops;  ///< dense, per second
+  double bf16_flops, tf32_flops;  ///< dense peak rates in FLOPs per second
   double memory_bytes, bytes_per_second;
 };
-/// Parses "H100" or "8xH100" into a GPU and a count. Throws Exit::usage, with the known names, for
-/// any other text.
+/// Parses "H100" or "8xH100" into a GPU and a count. For any other text, throws Exit::usage with
+/// the known names.
 std::pair<GpuSpec, int64_t> parse_gpus(const std::string& text);
 
 }  // namespace lathe

@@ -1,8 +1,8 @@
-// The forecast measures a smaller version of the config and scales the times to the full config.
-// Forward and backward times are assumed to be proportional to FLOPs. The optimizer's time is
-// assumed to be proportional to the FLOPs of its matrix products or, for an optimizer without any,
-// to the number of trained parameters. The measurement also shows how much memory the process needs
-// beside its tensors.
+// Forecasts the time of a step: measures a smaller version of the config, and scales the times to
+// the full config. Assumes that forward and backward times are proportional to FLOPs. Assumes that
+// the optimizer's time is proportional to the FLOPs of its matrix products or, for an optimizer
+// without matrix products, to the number of trained parameters. The measurement also shows how much
+// memory the process needs besides its tensors.
 #include "train/analysis/forecast.h"
 
 #include <algorithm>
@@ -30,8 +30,8 @@ constexpr double max_measured_seconds = 2;     // limit for one step of the meas
 
 /// The measured time and memory of a config's steps.
 struct Measurement {
-  StepTimes times{};          ///< of a step of one micro-batch
-  int64_t program_bytes = 0;  ///< peak resident memory beside tensors
+  StepTimes times{};          ///< seconds of a step with one micro-batch
+  int64_t program_bytes = 0;  ///< peak resident memory besides tensors
 };
 
 double seconds_of(const std::function<void()>& action) {
@@ -40,16 +40,17 @@ double seconds_of(const std::function<void()>& action) {
   return seconds_since(begin);
 }
 
-/// Returns the lower quartile, which other work on the machine affects little, since such work can
-/// only make steps slower.
+/// Returns the lower quartile of the times. Other processes can only make steps slower, so they
+/// affect the lower quartile little.
 double lower_quartile(std::vector<double> seconds) {
   const auto quarter = seconds.begin() + std::ssize(seconds) / 4;
   std::nth_element(seconds.begin(), quarter, seconds.end());
   return *quarter;
 }
 
-/// Turns off what is not measured: updates in backward, and offloading to disk, whose time depends
-/// on how much of a file is cached. Returns the peak bytes of the tensors of a step without them.
+/// Turns off updates in backward, and offloading to disk, whose time depends on how much of a file
+/// is cached. Neither is measured. Returns the peak bytes of the tensors of a step with both turned
+/// off.
 int64_t without_disk(LoadedConfig& loaded, const DryStep& dry) {
   MemoryConfig& memory = loaded.config.memory;
   if (!memory.update_in_backward && memory.offload == "none") return dry.peaks.touched_peak;
@@ -58,9 +59,9 @@ int64_t without_disk(LoadedConfig& loaded, const DryStep& dry) {
   return dry_step(loaded).peaks.touched_peak;
 }
 
-/// Times forward passes. run_micro_batch() runs the forward and the backward pass in one call.
-/// Assumes that the forward pass ends at the last result of an op before the first result of
-/// backward.
+/// Measures the time of forward passes inside run_micro_batch(), which runs both the forward and
+/// the backward pass. Assumes that the forward pass ends at the last result of a forward op before
+/// the first result of the backward pass.
 class ForwardTimer {
  public:
   void begin() {
@@ -72,7 +73,7 @@ class ForwardTimer {
 
  private:
   bool is_forward_ = false;
-  Clock::time_point begin_, last_;  // last_: the time of the last result of an op
+  Clock::time_point begin_, last_;  // last_: time of the last result of a forward op
   double seconds_ = 0;
   ObserveOps observe_{{.on_result =
                            [this](const OpResult&) {
@@ -85,13 +86,13 @@ class ForwardTimer {
                            }}};
 };
 
-/// Runs a small config: a step to warm up, then two or more steps for about a second (one step on a
-/// machine that is very slow).
+/// Runs a small config: one step to warm up, then two or more steps for about a second. A very slow
+/// machine runs only one of these steps.
 Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   loaded = reduce_for_dry_run(loaded);
 
   // Updates in backward are measured as updates after backward. With clipping by norm, a run that
-  // updates in backward needs the gradient norm before the first update, so it does each forward
+  // updates in backward needs the gradient norm before its first update, so it runs each forward
   // and backward pass twice.
   const OptimConfig& c = loaded.config.optim;
   const bool is_twice =
@@ -104,7 +105,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   const RunData data = open_for_plan(loaded);
   Session s = Session::make(data);
 
-  // Without data, batches of zeros have the right shapes.
+  // If there is no data, batches of zeros have the right shapes.
   std::optional<Loader> loader;
   std::optional<DummyLoader> empty;
   const auto seed = static_cast<uint64_t>(s.config.train.seed);
@@ -138,14 +139,15 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
     if (spent > 4 * max_measured_seconds && step > 0) break;
   }
 
-  // The dry run gives the exact bytes of tensors. The remainder of the peak is that of the program.
+  // The dry run gives the exact bytes of tensors. The remainder of the measured peak belongs to the
+  // program.
   return {{.forward = passes * lower_quartile(forward),
            .backward = passes * std::max(0.0, lower_quartile(rest)),
            .optimizer = lower_quartile(optimizer)},
           peak_rss_bytes() - touched};
 }
 
-/// A scaled-down config with its dry run.
+/// A scaled-down config and its dry run.
 struct ScaledConfig {
   LoadedConfig loaded;
   DryStep dry;
@@ -157,7 +159,8 @@ bool is_small(const DryStep& d) {
   return d.peaks.touched_peak <= max_measured_bytes && rough_seconds(d) <= max_measured_seconds;
 }
 
-/// Returns a version of the config with the next smaller model; nullopt if there is none.
+/// Returns a version of the config with the next smaller model. Returns nullopt if there is no
+/// smaller version.
 std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
   const ModelKind& kind = *find_model_kind(from.loaded.config.model.kind);
   std::optional<ScaledConfig> no_larger;
@@ -171,14 +174,15 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
       if (batch_sizes(next.loaded.config).vocab_size < batch_sizes(from.loaded.config).vocab_size)
         next.loaded.config.data.dir.clear();  // its token ids would exceed the vocabulary
 
-      // A kind with its own scale_down gives valid sizes. For other kinds, versions are guesses.
+      // A model kind with a scale_down() of its own gives valid sizes. For other kinds, the smaller
+      // sizes are guesses.
       if (kind.scale_down) {
         next.dry = dry_step(next.loaded);
         return next;
       }
 
-      // A guess may break a rule that only the model's code knows, and then the dry run throws. If
-      // the dry run succeeds, its memory and FLOPs show whether the changed key was a size.
+      // A guess may break a rule that only the model's code knows; the dry run then throws. If the
+      // dry run succeeds, its memory and FLOPs show whether the changed key was a size.
       try {
         next.dry = dry_step(next.loaded);
       } catch (const std::exception&) {
@@ -191,7 +195,7 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
       const bool is_no_larger = bytes <= bytes_before && flops <= flops_before;
       if (is_no_larger && (bytes < bytes_before || flops < flops_before)) return next;
 
-      // If no version is smaller, the search continues from one that is not larger.
+      // If no version is smaller, continue the search from a version that is not larger.
       if (is_no_larger && !no_larger) no_larger = std::move(next);
       break;
     }
@@ -199,8 +203,8 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
   return no_larger;
 }
 
-/// Scales the config down until it can run here: steps of one micro-batch, then fewer sequences,
-/// then a smaller model.
+/// Scales the config down until it can run here: first to steps of one micro-batch, then to fewer
+/// sequences, then to a smaller model.
 ScaledConfig scale_down(const LoadedConfig& given) {
   LoadedConfig reduced = reduce_for_dry_run(given);
   reduced.config.train.grad_accum = 1;
@@ -210,13 +214,13 @@ ScaledConfig scale_down(const LoadedConfig& given) {
   const auto small = [&] { return is_small(s.dry = dry_step(s.loaded)); };
   if (small()) return s;
 
-  s.loaded.base.clear();  // the base of adapters may be as large as the model
+  s.loaded.base.clear();  // the base of the adapters may be as large as the model
   auto& batch = s.loaded.config.train.batch_size;
   for (int64_t before = batch; halve(batch, 1); before = batch) {
     try {
       if (small()) return s;
     } catch (const Error& e) {
-      // Batch norm may need two examples.
+      // Batch norm may need two examples, so keep at least two.
       if (e.code() != Exit::usage) throw;
       batch = before;
       small();
@@ -256,7 +260,7 @@ int64_t kept_checkpoints(const RunConfig& c) {
   const CheckpointConfig& k = c.checkpoint;
   std::vector<int64_t> steps;
 
-  // The limit of 100,000 steps bounds the time that this function takes for very long runs.
+  // Simulate at most 100,000 steps, so that this function is fast for very long runs.
   if (k.interval > 0) {
     for (int64_t step = k.interval; step < c.train.steps && steps.size() < 100000;
          step += k.interval)
@@ -269,7 +273,8 @@ int64_t kept_checkpoints(const RunConfig& c) {
   const size_t gone =
       steps_to_delete(steps, {.newest = k.keep, .every = k.keep_every, .best = k.keep_best}, 0)
           .size();
-  // Which step will be the best is unknown. It is most likely one that would be deleted.
+  // It is unknown which step will be the best, but that step is most likely one that would
+  // otherwise be deleted.
   return static_cast<int64_t>(steps.size() - gone) + (k.keep_best && gone > 0 ? 1 : 0);
 }
 

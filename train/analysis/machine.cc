@@ -57,7 +57,8 @@ MachineSample MachineSample::now() {
       std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   s.own_cpu = process_cpu_seconds();
 
-  // The first line has user nice system idle iowait irq softirq steal, in clock ticks.
+  // The first line has the clock ticks of these states: user nice system idle iowait irq softirq
+  // steal.
   std::ifstream stat("/proc/stat");
   std::string cpu;
   std::array<double, 8> ticks{};
@@ -70,7 +71,7 @@ MachineSample MachineSample::now() {
     s.steal = ticks[7] / per_second;
   }
 
-  // Cores may run at different clock rates. The mean changes if any of them changes.
+  // Cores may run at different clock rates. The mean changes if the rate of any core changes.
   double mhz = 0;
   int reported = 0;
   std::ifstream info("/proc/cpuinfo");

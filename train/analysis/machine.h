@@ -1,4 +1,4 @@
-// Observes the machine during a measurement, to decide whether the measurement can be trusted.
+// Observes the machine during a measurement, to decide whether the result can be trusted.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ double process_cpu_seconds();
 
 /// Counters of the system at one moment. A counter that the system does not report is -1.
 struct MachineSample {
-  double seconds = 0;      ///< of a steady clock
+  double seconds = 0;      ///< time of a steady clock
   double own_cpu = 0;      ///< CPU seconds that this process took
   double all_cpu = -1;     ///< CPU seconds that all processes of the machine took
   double steal = -1;       ///< CPU seconds that the hypervisor gave to other virtual machines
@@ -23,7 +23,8 @@ struct MachineSample {
   int64_t throttled = -1;  ///< number of times that a core was slowed down because of its heat
   double load = -1;        ///< mean number of runnable processes in the last minute
 
-  /// Reads the counters from the kernel; those that it does not report keep their defaults.
+  /// Reads the counters from the kernel. Counters that the kernel does not report keep their
+  /// defaults.
   static MachineSample now();
 };
 
@@ -32,7 +33,7 @@ struct MachineSample {
 std::vector<std::string> measurement_warnings(const MachineSample& begin, const MachineSample& end,
                                               int cores, const std::string& governor);
 
-/// Observes the machine from the construction of this object on.
+/// Observes the machine from the construction of this object until facts() is called.
 class MachineWatch {
  public:
   MachineWatch() : begin_(MachineSample::now()) {}

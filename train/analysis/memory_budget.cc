@@ -18,20 +18,22 @@ std::string first_blocks(int64_t count, int64_t all) {
   return count == all ? "blocks" : str("blocks.0-", count - 1);
 }
 
-/// Finds the value of memory.recompute for a budget. A collective.
+/// Finds the value of memory.recompute for a budget. All processes of the run must create it and
+/// call its functions.
 class BudgetSearch {
  public:
-  /// `program`: the resident bytes of this process beside its tensors.
+  /// `program`: the resident bytes of this process besides its tensors.
   BudgetSearch(LoadedConfig& loaded, int ranks, int64_t budget, int64_t program)
       : loaded_(loaded), ranks_(ranks), budget_(budget), program_(program) {}
 
-  /// Sets memory.recompute to the cheapest value that fits; returns false if none does.
+  /// Sets memory.recompute to the cheapest value that fits. Returns false if no value fits.
   bool search() {
     if (fits("none")) return true;
     if (blocks_ == 0) return false;
     if (!fits("blocks")) return fits("sqrt");
 
-    // Recomputing fewer blocks takes less time, and recomputing one more takes less memory.
+    // Each further recomputed block saves memory but takes time, so a bisection finds the smallest
+    // number that fits.
     int64_t too_few = 0;
     recomputed_ = blocks_;
     while (recomputed_ - too_few > 1) {
@@ -48,7 +50,8 @@ class BudgetSearch {
   /// Returns how many bytes this process needs with the last value that was tried.
   int64_t bytes() const { return bytes_; }
   int64_t blocks() const { return blocks_; }
-  /// Returns how many blocks are recomputed, if they are the first ones or all.
+  /// Returns how many blocks are recomputed, if memory.recompute names the first blocks or all
+  /// blocks.
   int64_t recomputed() const { return recomputed_; }
 
  private:

@@ -17,7 +17,7 @@ namespace {
 
 using Phase = Span::Phase;
 
-/// A set of the tensors of an op.
+/// The set of tensors that an op reads or writes.
 class Tensors {
  public:
   void add(const at::Tensor& t) {
@@ -29,7 +29,7 @@ class Tensors {
     return std::any_of(all_.begin(), all_.end(),
                        [&](const at::Tensor& other) { return other.is_alias_of(t); });
   }
-  /// Returns the bytes of all tensors. Elements that a broadcast repeats count once.
+  /// Returns the bytes of all tensors. Counts elements that a broadcast repeats only once.
   int64_t bytes() const {
     int64_t sum = 0;
     for (const at::Tensor& t : all_)
@@ -102,7 +102,7 @@ void OpList::add_result(const OpResult& r) {
   op.inputs = from.described();
   op.outputs = to.described();
   op.flops = flops_.forward;
-  // The op also reads a mask or an index that it saves for backward.
+  // The op may also read a mask or an index, which it saves for backward.
   for (const at::Tensor& t : saved_) from.add(t);
   count_bytes(op, from, to);
 
@@ -162,7 +162,7 @@ std::string op_list_text(const StepOps& listed) {
   std::ostringstream out;
   out << format("The ops of step %lld in their order: MB read and written, MFLOP, and \"new\" ",
                 static_cast<long long>(listed.step))
-      << "where a result has memory of its own.\n\n"
+      << "where a result has newly allocated memory.\n\n"
       << format("%5s  %-10s%-24s%-28s%11s%11s%11s\n", "", "", "op", "module", "read", "written",
                 "MFLOP");
   for (size_t i = 0; i < ops.size(); ++i) {

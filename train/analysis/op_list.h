@@ -1,4 +1,5 @@
-// The ops of a training step in the order in which they run, with their tensors and their cost.
+// Lists the ops of a training step in the order in which they run, with their tensors and their
+// cost.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,23 +17,27 @@
 
 namespace lathe {
 
-/// An op's forward pass, or the backward pass of its node.
+/// The forward pass of an op, or the backward pass of its node.
 struct StepOp {
   Span::Phase phase = Span::Phase::forward;
   std::string op{};
-  std::string module{};                ///< the path of the module that it ran in; "" outside of all
-  std::vector<std::string> inputs{};   ///< "float32[2,3]"; of a backward pass, incoming gradients
-  std::vector<std::string> saved{};    ///< of a backward pass, the saved tensors that it read
-  std::vector<std::string> outputs{};  ///< of a backward pass, the gradients that it computed
+  /// Path of the module in which the op ran; empty outside of all modules.
+  std::string module{};
+  /// Dtypes and sizes, such as "float32[2,3]"; for a backward pass, those of the incoming
+  /// gradients.
+  std::vector<std::string> inputs{};
+  /// For a backward pass, the saved tensors that it read; otherwise empty.
+  std::vector<std::string> saved{};
+  std::vector<std::string> outputs{};  ///< for a backward pass, the gradients that it computed
   /// Bytes of the tensors that the op reads and writes, each tensor counted once. An op that
   /// returns a view reads and writes nothing.
   int64_t read = 0, written = 0;
   Flops flops{};
-  bool allocates = false;  ///< some output is not in the memory of an input
+  bool allocates = false;  ///< whether the memory of some output is not that of an input
   bool elementwise = false;
 };
 
-/// While alive, lists the ops and backward passes of this thread.
+/// Lists the ops and backward passes of the current thread until destroyed.
 class OpList {
  public:
   OpList();
@@ -43,7 +48,7 @@ class OpList {
   void add_backward(const BackwardResult& result);
 
   std::vector<StepOp> ops_;
-  FlopCount flops_{};  // of the op that is running
+  FlopCount flops_{};  // FLOPs of the op that is running
   std::vector<at::Tensor> saved_;
   std::unordered_map<const Node*, std::string> modules_;
   const ObserveOps observe_;
@@ -52,16 +57,17 @@ class OpList {
 /// The ops of a step.
 struct StepOps {
   int64_t step = 0;
-  std::vector<StepOp> ops{};  ///< single ops, because observed ops are not fused
-  FusionCount fusion{};       ///< of the forward passes of the next step, which is not observed
+  std::vector<StepOp> ops{};  ///< unfused ops, because ops are not fused while they are observed
+  /// Fused ops in the forward passes of the next step, which is not observed.
+  FusionCount fusion{};
 };
 
-/// Runs steps from 0 up to `step` unobserved, and returns the ops of that step. The session changes
-/// as in training.
+/// Runs the steps before `step` unobserved, then runs `step` and returns its ops. The session
+/// changes as in training.
 StepOps list_step_ops(Session& session, const Data& data, int64_t step);
 
-/// Returns a line for each op, and a summary: counts and bytes by op name, the share of elementwise
-/// ops in all bytes, and the number of ops that are fused.
+/// Returns a text with a line for each op and a summary. The summary has counts and bytes by op
+/// name, the share of elementwise ops in all bytes, and the number of ops that are fused.
 std::string op_list_text(const StepOps& step);
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// Substitutes for a run's data and config, which plans and dry runs use.
+// Provides substitutes for a run's data and config, for plans and dry runs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,8 @@
 
 namespace lathe {
 
-/// Opens the data of a config, as RunData::open() does. Token data may be missing if
-/// model.vocab_size is given; `data` of the result is null then. Throws Exit::usage if both are
+/// Opens the data of a config, as RunData::open() does. The data of a token model may be missing if
+/// model.vocab_size is given; then `data` of the result is null. Throws Exit::usage if both are
 /// missing.
 RunData open_for_plan(LoadedConfig loaded);
 
@@ -21,9 +21,10 @@ RunData open_for_plan(LoadedConfig loaded);
 /// buffers once and cycles through it.
 class DummyLoader {
  public:
-  /// `data` may be null for a config of token data whose folder is missing.
+  /// `data` may be null if the config is for token data and its folder is missing.
   DummyLoader(const RunConfig& config, const Data* data, uint64_t seed, at::Device device);
-  /// Returns the next batch. Its buffers are reused after data.prefetch + data.workers calls.
+  /// Returns the next batch. Its buffers are reused after data.prefetch + data.workers further
+  /// calls.
   Batch next();
 
  private:
@@ -32,8 +33,8 @@ class DummyLoader {
   size_t at_ = 0;
 };
 
-/// Returns the config for a dry run on the CPU, without the settings that the memory and the time
-/// of a step do not depend on, such as evaluations and sources of weights.
+/// Returns the config for a dry run on the CPU. Resets the settings that do not affect the memory
+/// and the time of a step, such as evaluations and sources of weights.
 LoadedConfig reduce_for_dry_run(LoadedConfig loaded);
 
 }  // namespace lathe

@@ -1,7 +1,8 @@
-// The profile waits for a GPU after each op, which hides overlap. The options --kineto and --nvtx
-// therefore run further steps without waiting, in which core/named_range.h passes the names of ops
-// to ATen's RecordFunction. CPU time cannot show idle threads, because OpenMP's threads spin while
-// they wait, so the profile uses the log of core/thread_log.h.
+// Implements the profile of training steps. It waits for a GPU after each op, which hides the
+// overlap of ops. The options --kineto and --nvtx therefore run further steps without waiting; in
+// these, core/named_range.h passes the names of ops to ATen's RecordFunction. Idle threads of
+// OpenMP spin, so CPU time can't show that they are idle; the profile instead uses the log of
+// core/thread_log.h.
 #include "train/analysis/profile.h"
 
 #include <ATen/Parallel.h>
@@ -44,9 +45,9 @@ int64_t major_faults() {
 
 int64_t bytes_of(const at::Tensor& t) { return t.defined() ? static_cast<int64_t>(t.nbytes()) : 0; }
 
-/// Cuts a step into spans at the events that ops report. The time for recording a span belongs to
-/// no span. At the end of each span, the recorder waits for the GPU, so that the GPU's work is in
-/// the span that launched it.
+/// Divides a step into spans at the events that ops report. The time for recording a span belongs
+/// to no span. At the end of each span, the recorder waits for the GPU, so that the work on the GPU
+/// counts in the span that launched it.
 class Recorder {
  public:
   Recorder(Profile& profile, const Session& s, ThreadLog& log)
@@ -55,9 +56,10 @@ class Recorder {
     mark();
   }
 
-  /// Ends the span that began at the last mark() or at the end of the previous span.
+  /// Ends the span that began at the last mark(), or at the end of the previous span if that was
+  /// later.
   void end_span(Phase phase, const std::string& op) { add({.phase = phase, .op = op}); }
-  /// Discards the time that has passed since the last span.
+  /// Excludes the time since the last span from all spans.
   void mark() {
     on_gpu() ? cuda_api().reset_memory_peak() : reset_memory_peaks();
     kept_ = activations(memory());
@@ -68,7 +70,7 @@ class Recorder {
 
  private:
   bool on_gpu() const { return device_ == "cuda"; }
-  /// Returns the memory in use, which on a GPU is not divided into categories.
+  /// Returns the memory in use. On a GPU, it is not divided into categories.
   MemoryStats memory() const {
     if (!on_gpu()) return memory_stats();
     MemoryStats m;
@@ -83,10 +85,10 @@ class Recorder {
   static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
   /// Records the work of threads since the last call. Returns the seconds that threads were idle
-  /// from last_ until `now`, summed over the threads, or -1 if no loop ran.
+  /// between last_ and `now`, summed over the threads. Returns -1 if no loop ran.
   double take_work(Clock::time_point now = {}) {
     const auto [works, loops] = log_.take();
-    // Outside of loops only one thread works. In a loop, a thread is idle unless it recorded work.
+    // Outside of loops, only one thread works. In a loop, a thread is idle unless it recorded work.
     double idle = (profile_.threads - 1) * seconds(now - last_);
     for (const ThreadLog::Loop& loop : loops) idle += seconds(loop.end - loop.begin);
     for (const ThreadLog::Work& w : works) {
@@ -162,7 +164,7 @@ class Recorder {
 }  // namespace
 
 Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count) {
-  ThreadLog log;  // outlives the loader, whose workers write to it
+  ThreadLog log;  // must outlive the loader, whose workers write to the log
   Loader loader = training_loader(s, data, 0);
   for (int64_t step = 0; step < first; ++step) run_step(s, loader, step);
 
@@ -171,7 +173,7 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
   p.workers = s.config.data.workers;
 
   const int64_t faults = major_faults();
-  // Work of the unobserved steps must not run into the first span.
+  // Wait, so that GPU work of the unobserved steps does not count in the first span.
   synchronize(s.device_name);
 
   // On a GPU the host's threads have little to do, so they are not logged.
@@ -187,7 +189,7 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
 
     bool any = false;
     const auto next = [&] {
-      // The time between two micro-batches belongs to no span.
+      // Do not count the time between two micro-batches in any span.
       if (std::exchange(any, true)) recorder.mark();
       Batch batch = loader.next();
       recorder.end_span(Phase::data, "data");
@@ -209,7 +211,7 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
 
 Ceilings machine_ceilings(const Session& s) {
   const auto seconds_of = [&](auto&& work) {
-    // Without synchronize(), only the launch of the GPU's work would be timed.
+    // Otherwise only the launch of the GPU's work would be measured.
     synchronize(s.device_name);
     const auto begin = Clock::now();
     work();
@@ -224,7 +226,7 @@ Ceilings machine_ceilings(const Session& s) {
     const auto dtype = s.compute.dtype == at::kFloat8_e4m3fn ? at::kBFloat16 : s.compute.dtype;
     const at::Tensor a = at::rand({n, n}, at::TensorOptions(s.device)).to(dtype);
     at::Tensor b = at::empty_like(a);
-    // Take the best of five, since the first matmuls also load and choose a kernel.
+    // Take the best of five measurements, since the first matmuls also load and choose a kernel.
     for (int i = 0; i < 5; ++i)
       c.flops = std::max(c.flops, 2.0 * n * n * n / seconds_of([&] { at::mm_out(b, a, a); }));
   } else {

@@ -1,4 +1,4 @@
-// The tables that `lathe profile` prints.
+// Formats the tables that `lathe profile` prints.
 #include <algorithm>
 #include <map>
 #include <regex>
@@ -14,13 +14,13 @@ namespace {
 
 using Phase = Span::Phase;
 
-/// Returns "blocks.*.mlp" for "blocks.3.mlp".
+/// Replaces the index of a block by *, for example in "blocks.3.mlp", which becomes "blocks.*.mlp".
 std::string any_block(const std::string& module) {
   static const std::regex number(R"(\.\d+(?=\.|$))");
   return std::regex_replace(module, number, ".*");
 }
 
-/// Spans that share a row of the table: the same op of the same module in the same phase, in any
+/// Spans that share a row of the table: the same op in the same phase and in the same module of any
 /// block.
 struct Row {
   Phase phase;
@@ -28,15 +28,15 @@ struct Row {
   double seconds = 0;
   Flops flops{};
   int64_t bytes = 0, count = 0;
-  double idle = 0, seconds_of_loops = 0;  ///< sums over the spans whose idle time is known
+  double idle = 0, seconds_of_loops = 0;  ///< summed over the spans whose idle time is known
 
-  /// Returns the idle share of the threads' time, such as "12%"; "" if it is unknown.
+  /// Returns the idle share of the threads' time, such as "12%"; empty if no idle time is known.
   std::string idle_text(int threads) const {
     return seconds_of_loops > 0 ? format("%.0f%%", 100 * idle / (seconds_of_loops * threads)) : "";
   }
 };
 
-/// Returns the rows, the costliest first.
+/// Returns the rows in descending order of their time.
 std::vector<Row> rows_of(const Profile& p) {
   std::map<std::tuple<Phase, std::string, std::string>, Row> rows;
   for (const Span& span : p.spans) {
@@ -60,7 +60,7 @@ std::vector<Row> rows_of(const Profile& p) {
   return sorted;
 }
 
-/// Returns the bytes that each module saved for backward, the largest first.
+/// Returns the bytes that each module saved for backward, in descending order.
 std::vector<std::pair<std::string, int64_t>> kept_by_module(const Profile& p) {
   std::map<std::string, int64_t> kept;
   for (const Span& span : p.spans) {
@@ -72,13 +72,14 @@ std::vector<std::pair<std::string, int64_t>> kept_by_module(const Profile& p) {
   return sorted;
 }
 
-/// Returns the op where memory is highest, as "linear_gelu of blocks.1.mlp, forward".
+/// Returns a text that names the op at which memory is highest, such as "linear_gelu of
+/// blocks.1.mlp, forward".
 std::string peak_op_text(const Profile& p) {
   const Span& top = p.spans[p.peak_span];
   return top.op + (top.module.empty() ? "" : " of " + top.module) + ", " + phase_name(top.phase);
 }
 
-/// The seconds of all spans, divided by the resource that limits each span.
+/// The seconds of all spans, divided by what limits each span.
 struct Limits {
   double compute = 0, memory = 0, data = 0, overhead = 0;
 };
@@ -91,13 +92,13 @@ Limits limits_of(const Profile& p, const Ceilings& ceilings) {
       continue;
     }
 
-    // The shortest time in which the span's matrix products and memory traffic are possible.
+    // The shortest possible time for the matrix products and the memory traffic of the span.
     const double by_flops = span.flops.matmul / ceilings.flops,
                  by_bytes = static_cast<double>(span.bytes) / ceilings.bytes_per_second;
     const double least = std::min(span.seconds, std::max(by_flops, by_bytes));
 
-    // A span that takes up to three times the shortest time is limited by that ceiling. In a longer
-    // span, the remaining time is overhead, such as the start of the op.
+    // A span that takes at most three times the shortest time is limited by this ceiling. In a
+    // slower span, the remaining time is overhead, such as the start of the op.
     const double own = 3 * least >= span.seconds ? span.seconds : least;
     (by_flops >= by_bytes ? limits.compute : limits.memory) += own;
     limits.overhead += span.seconds - own;
@@ -136,7 +137,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
       out << format("  %s %.1f%%", phase_name(static_cast<Phase>(i)), 100 * phases[i] / total);
   }
 
-  // Idle time is known only in Lathe's own loops, so their share of the step is printed too.
+  // Idle time is known only for Lathe's own loops, so also print their share of the step.
   const std::vector<Row> costly = rows_of(p);
   Row all{};
   for (const Row& row : costly) {
@@ -154,7 +155,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
                 "share", "GFLOP/s", "of peak", "GB/s", "idle");
   for (size_t i = 0; i < std::min<size_t>(costly.size(), 25); ++i) {
     const Row& row = costly[i];
-    // The rate is that of all FLOPs; only those of matmuls count against the matmul ceiling.
+    // `rate` counts all FLOPs, but only FLOPs of matmuls are compared with the matmul ceiling.
     const double flops = row.flops.matmul + row.flops.other;
     out << format("%-10s%-24s%-28s%8.0f%9.3f%6.1f%%%12.3g%9.0f%%%9.2f%7s\n", phase_name(row.phase),
                   row.op.c_str(), row.module.c_str(), static_cast<double>(row.count) / steps,
@@ -220,7 +221,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
                   static_cast<double>(owners[i].second) / steps / 1e6);
   }
 
-  // Compare both the first two and the last two steps, so that a single larger step at the start or
+  // Compare the first two steps and also the last two, so that a single larger step at the start or
   // the end is not reported as a leak.
   const auto& after = p.memory_after_step;
   if (after.size() > 2 && after.back() > after[1] && after[after.size() - 2] > after[0])
@@ -238,14 +239,15 @@ std::string profile_memory(const Profile& p) {
   std::stable_sort(categories.begin(), categories.end(),
                    [](const auto& a, const auto& b) { return a.second > b.second; });
 
-  // The kept bytes are summed over all profiled steps, but the report shows one step.
+  // `kept` is summed over all profiled steps, but the report shows one step.
   auto kept = kept_by_module(p);
   for (auto& [module, bytes] : kept) {
     if (module.empty()) module = "(outside of modules)";
     bytes /= std::ssize(p.step_seconds);
   }
 
-  // The timeline shows the first step only. Memory peaks within a span, so each one has two points.
+  // The timeline shows only the first step. Each span has two points, because memory peaks within a
+  // span.
   Json timeline = Json::array();
   for (const Span& s : p.spans) {
     if (s.begin >= p.step_seconds.front()) break;

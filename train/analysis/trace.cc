@@ -12,7 +12,7 @@
 #include "train/step/stepper.h"
 
 namespace torch::autograd::profiler {
-// Declared here, because its header includes another header that LibTorch does not ship.
+// Declare this function here, because its header includes a header that LibTorch does not ship.
 void addMetadataJson(const std::string& key, const std::string& value);
 }  // namespace torch::autograd::profiler
 
@@ -23,7 +23,8 @@ namespace torch_profiler = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
 using torch::profiler::impl::ProfilerState;
 
-/// Runs `count` steps from `first` under LibTorch's profiler, and returns its result.
+/// Runs `count` steps, beginning with step `first`, under LibTorch's profiler. Returns the
+/// profiler's result.
 std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const Data& data,
                                                              int64_t first, int64_t count,
                                                              ProfilerState state) {
@@ -34,7 +35,7 @@ std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const D
   if (s.device.is_cuda())
     activities.insert(ActivityType::CUDA);
   else
-    setenv("KINETO_LOG_LEVEL", "5", 0);  // Kineto reports a missing GPU as an error
+    setenv("KINETO_LOG_LEVEL", "5", 0);  // otherwise, Kineto reports a missing GPU as an error
 
   synchronize(s.device_name);
   if (state == ProfilerState::KINETO) torch_profiler::prepareProfiler(config, activities);
@@ -50,7 +51,8 @@ std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const D
 
   synchronize(s.device_name);
   if (state == ProfilerState::KINETO)
-    torch_profiler::addMetadataJson("program", "\"lathe\"");  // the text of kineto_mark
+    // This writes kineto_mark into the trace.
+    torch_profiler::addMetadataJson("program", "\"lathe\"");
   return torch_profiler::disableProfiler();
 }
 
@@ -64,7 +66,7 @@ std::string profile_trace(const Profile& p) {
   };
 
   name("process_name", 0, "lathe");
-  // Thread ids of the trace: the lane of steps is 1, and the others follow below.
+  // Thread ids in the trace: steps have 1, and the other threads have the ids after it.
   constexpr int steps = 1;
   name("thread_name", steps, "steps");
 
@@ -76,7 +78,7 @@ std::string profile_trace(const Profile& p) {
     if (!s.inputs.empty()) arguments["inputs"] = s.inputs;
     if (s.idle >= 0) arguments["idle_us"] = 1e6 * s.idle;
 
-    // Times are in microseconds. An event of phase X is a span; one of phase C sets a counter.
+    // Times are in microseconds. An event of phase X is a span. An event of phase C sets a counter.
     events.push_back({{"name", s.op},
                       {"cat", phase_name(s.phase)},
                       {"ph", "X"},
@@ -92,7 +94,7 @@ std::string profile_trace(const Profile& p) {
                       {"args", {{"bytes", s.memory_after}}}});
   }
 
-  // Every (lane, thread) pair is a thread of the viewer, in the order of their names.
+  // Every (lane, thread) pair becomes a thread of the viewer, ordered by lane and thread.
   std::map<std::pair<std::string, int>, int> lanes;
   for (const ThreadWork& w : p.work) lanes.try_emplace({w.lane, w.thread});
   int next = steps;

@@ -31,7 +31,7 @@ double Arguments::number(const std::string& name, double otherwise, const Rule& 
 
   Rule allowed = rule;
   if (whole)
-    allowed.max = std::min(allowed.max, 0x1p53);  // beyond, a double does not hold every integer
+    allowed.max = std::min(allowed.max, 0x1p53);  // above 2^53, a double can't hold every integer
   if (!std::isfinite(x) || !(x >= rule.min && x <= allowed.max) ||
       (rule.open_min && x == rule.min)) {
     fail(Exit::usage, "command line: --", name, " = ", found->second,
@@ -173,7 +173,7 @@ LoadedModel load_model_argument(const Arguments& arguments) {
   LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice,
                                     arguments.get("checkpoint", "newest"), average);
 
-  // Print to standard error, since standard output is for the result.
+  // Print the dtypes to standard error, since standard output is for the result.
   const at::ScalarType matmuls = m.compute.dtype, generating = matmul_dtype(matmuls);
   std::cerr << "matmuls in " << dtype_name(matmuls)
             << (generating == matmuls ? "" : " (generation: " + dtype_name(generating) + ")")
@@ -191,7 +191,7 @@ Flags with_load_flags(Flags flags) {
         "Keep the weights as fp32, bf16, fp16, int8 or nf4. Default: fp32, or adapters.dtype for "
         "adapters.",
         {"fp32", "bf16", "fp16", "int8", "nf4"}},
-       {"double-quant", "Keep nf4's scales in 8 bits too."},
+       {"double-quant", "Also quantize nf4's scales, to 8 bits."},
        device_flag,
        threads_flag});
   return flags;

@@ -29,13 +29,13 @@ struct BenchResult {
   std::string unit;  ///< "tokens" or "samples"
   double ms_median = 0, ms_min = 0, units_per_s = 0, first_step_s = 0, peak_rss_mb = 0,
          final_loss = 0;
-  double activations_mb = 0;  ///< on the CPU: peak of forward and backward
+  double activations_mb = 0;  ///< on a CPU, peak memory of activations in a step, in MB
   std::string gpu;            ///< name of the GPU; empty if steps ran on the CPU
-  double gpu_mb = 0;          ///< peak of tensors on the GPU
+  double gpu_mb = 0;          ///< peak memory of tensors on the GPU, in MB
   int64_t parameters = 0;
 };
-/// Trains train.steps steps without evaluation, checkpoints or a run folder. Times are those of the
-/// steps after the first `skip`.
+/// Trains train.steps steps without evaluations, checkpoints and a run folder. The times exclude
+/// the first `skip` steps.
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   const RunData data = open_for_benchmark(std::move(loaded));
   Session session = Session::make(data);
@@ -48,10 +48,10 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   for (int64_t step = 0; step < c.steps; ++step) {
     const auto begin = Clock::now();
     const StepResult last = run_step(session, loader, step);
-    // A GPU may still be working after the call returns. Include that work in the step's time.
+    // A GPU may still be working when the call returns. Include its work in the time of the step.
     synchronize(session.device_name);
     if (step >= std::min(skip, c.steps - 1)) ms.push_back(1e3 * seconds_since(begin));
-    // From the start of the process, so that loading libraries and data counts too.
+    // Measure from the start of the process, to include loading libraries and data.
     if (step == 0) result.first_step_s = process_age();
     result.final_loss = read_stats(session, last).loss;
   }
@@ -163,7 +163,7 @@ Exit bench_config(const Arguments& arguments) {
 struct Benchmark {
   Exit (*run)(const Arguments&);
   std::set<std::string> flags;
-  bool reads_config = false;  ///< takes a config as second positional, and config keys
+  bool reads_config = false;  ///< whether it takes a config as second positional, and config keys
 };
 
 const std::map<std::string, Benchmark>& benchmarks() {
@@ -190,7 +190,7 @@ Exit run_bench(const Arguments& arguments) {
          "and `bench collectives`");
   }
 
-  // The parser accepts the flags of all benchmarks, so refuse those that this one does not have.
+  // The parser accepts the flags of all benchmarks, so refuse flags of other benchmarks here.
   const Benchmark& benchmark = found->second;
   check_flags(arguments, benchmark.flags, benchmark.reads_config,
               benchmark.reads_config ? "; sizes, dtype and threads are config keys" : "");
@@ -245,10 +245,10 @@ Command bench_command() {
                {"load-dtype",
                 "Keep the weights for generate as fp32, bf16, fp16, int8 or nf4. Default: fp32.",
                 {"fp32", "bf16", "fp16", "int8", "nf4"}},
-               {"double-quant", "Keep nf4's scales in 8 bits too, for generate."},
+               {"double-quant", "Also quantize nf4's scales, to 8 bits, for generate."},
                {"width", "Use this many channels for ops, a multiple of 64. Default: 768."},
                {"vocab", "Use a vocabulary of this many tokens for ops. Default: 50304."},
-               {"only", "Time only ops whose name contains this."},
+               {"only", "Time only ops whose name contains this text."},
                {"powers", "Measure sums of up to 10^powers terms for accumulation. Default: 7."},
                {"mb", "Time collectives of up to this many MB on each process. Default: 64."},
                {"device",

@@ -1,5 +1,5 @@
-// `lathe bench collectives`: times the collectives of a run on several processes, and c10d's for
-// comparison.
+// Implements `lathe bench collectives`: measures the collectives of runs on several processes, and
+// c10d's collectives for comparison.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
@@ -24,13 +24,15 @@
 namespace lathe {
 namespace {
 
-/// A collective of one size in Lathe's and in c10d's implementation; `c10d` is null if it has none.
+/// A collective on tensors of one size, implemented by Lathe and by c10d. `c10d` is null if c10d
+/// does not have it.
 struct CollectiveBench {
   std::string name;
   std::function<void()> ours, c10d;
 };
 
-/// Returns the median milliseconds of `repeats` calls on the slowest rank. All ranks must call it.
+/// Returns the median time of `repeats` calls in milliseconds, on the rank where it is largest. All
+/// ranks must call it.
 double median_ms(const std::function<void()>& f, int repeats, const std::string& device) {
   std::vector<double> all;
   f();
@@ -48,7 +50,8 @@ double median_ms(const std::function<void()>& f, int repeats, const std::string&
   return of_ranks.max().item<double>();
 }
 
-/// Returns the collectives on `elements` float32 elements, a multiple of the number of ranks.
+/// Returns the collectives to measure on `elements` float32 elements, which must be a multiple of
+/// the number of ranks.
 std::vector<CollectiveBench> make_collectives(int64_t elements, at::Device device) {
   const int64_t share = elements / world().size();
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
@@ -56,7 +59,7 @@ std::vector<CollectiveBench> make_collectives(int64_t elements, at::Device devic
                    part = at::full({share}, 1.0f, options);
   at::Tensor library = at::full({elements}, 0.0f, options);
   Group& group = world().ops();
-  // Gradients are summed in this way (dist/exchange.h).
+  // dist/exchange.h sums gradients as in the first row.
   return {
       {.name = "sum (ordered)",
        .ours = [=] { all_gather(reduce_scatter(whole)); },

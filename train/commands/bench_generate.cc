@@ -1,5 +1,6 @@
-// Measures the speed of generation, separately for the prompt, which takes one pass, and for the
-// tokens after it. Compares the rate at which weights are read with the machine's memory bandwidth.
+// Measures the speed of generation, separately for the prompt, which takes one forward pass, and
+// for the tokens after it. Compares the rate at which generation reads the weights with the memory
+// bandwidth of the machine.
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
 
@@ -22,8 +23,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the bytes per second that all threads together read from 512 MiB, the best of five
-/// measurements.
+/// Returns the bytes per second that all threads together read from a tensor of 512 MiB: the best
+/// of five measurements.
 double read_rate() {
   const at::Tensor t = at::ones({int64_t{1} << 26}, at::kLong);
   const auto* p = reinterpret_cast<const uint64_t*>(t.const_data_ptr<int64_t>());
@@ -44,8 +45,8 @@ double read_rate() {
   return best;
 }
 
-/// Returns the bytes of weights that the forward pass of a token reads: all except embeddings, of
-/// which it reads single rows.
+/// Returns the bytes of weights that the forward pass of a token reads. These are all weights
+/// except embeddings, of which it reads only a few rows.
 int64_t bytes_read(const Model& model) {
   int64_t bytes = 0;
   for (const auto& p : parameters(model)) {
@@ -70,7 +71,7 @@ struct Writer {
   std::string dtype;
 };
 
-/// Returns a config's model with its initial values; its weights are kept as `dtype`.
+/// Returns the model of a config with its initial values. The weights are kept as `dtype`.
 Writer of_config(const Arguments& arguments, int threads, const std::string& dtype) {
   for (const auto& [key, value] : key_arguments(arguments)) {
     if (!key.starts_with("model.") && !key.starts_with("data.") && key != "train.seed")
@@ -104,7 +105,7 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
            .dtype = dtype};
 
   if (dtype == "fp32") return w;
-  // int8 and nf4 are multiplied in bfloat16.
+  // int8 and nf4 weights are multiplied in bfloat16.
   w.compute.dtype = dtype == "fp16" ? at::kHalf : at::kBFloat16;
   const FrozenFormat keep{
       .dtype = dtype, .double_quant = double_quant, .other_dtype = w.compute.dtype};
@@ -130,8 +131,8 @@ Writer of_run(const Arguments& arguments) {
           .dtype = m.load_dtype};
 }
 
-/// Returns the number of tokens that are in the context before any is generated. By default, at
-/// least half of the context is left for generated tokens.
+/// Returns the number of tokens in the context before generation begins. By default, at least half
+/// of the context is left for generated tokens.
 int64_t prompt_length(const Arguments& arguments, int64_t context, int64_t tokens) {
   const auto prompt = static_cast<int64_t>(arguments.number(
       "context", static_cast<double>(std::max<int64_t>(1, std::min<int64_t>(512, context / 2))),
@@ -144,8 +145,8 @@ int64_t prompt_length(const Arguments& arguments, int64_t context, int64_t token
   return prompt;
 }
 
-/// Returns random tokens [batch][prompt] from a fixed seed, which are the same in every run of the
-/// benchmark.
+/// Returns random tokens [batch][prompt] from a fixed seed, so that every run of the benchmark has
+/// the same ones.
 std::vector<std::vector<int64_t>> random_prompts(int64_t batch, int64_t prompt,
                                                  int64_t vocabulary) {
   std::vector<std::vector<int64_t>> texts(static_cast<size_t>(batch));
@@ -158,12 +159,12 @@ std::vector<std::vector<int64_t>> random_prompts(int64_t batch, int64_t prompt,
   return texts;
 }
 
-/// Returns the seconds for the prompts with their first generated token, followed by the seconds
-/// for each further token in ascending order.
+/// Returns times in seconds. The first is the time for the prompts and the first token of each
+/// text. The others, in ascending order, are the times for one further token of each text.
 std::vector<double> time_steps(const Writer& w, const std::vector<std::vector<int64_t>>& texts,
                                int64_t tokens) {
-  // Decode greedily: initial weights make all tokens about equally likely, and sampling would sort
-  // half of the vocabulary.
+  // Decode greedily. With initial weights all tokens are about equally likely, so sampling would
+  // sort half of the vocabulary.
   GenerateOptions writing{.context = model_context(w.config),
                           .tokens = 4,
                           .sampling = {.temperature = 0},
@@ -175,7 +176,7 @@ std::vector<double> time_steps(const Writer& w, const std::vector<std::vector<in
   std::vector<double> steps;
   auto begin = Clock::now();
   generate(*w.model, texts, writing, [&](const GeneratedToken& t) {
-    // A step ends with the token of the last text.
+    // A step ends with the token of the last text in the batch.
     if (t.text + 1 == std::ssize(texts)) {
       steps.push_back(seconds_since(begin));
       begin = Clock::now();

@@ -1,5 +1,5 @@
-// `lathe bench ops`: times each op and, for comparison, the same work in ATen's kernels, called as
-// PyTorch's autograd would call them.
+// Implements `lathe bench ops`: measures the time of each op and, for comparison, of the same work
+// in ATen's kernels, called as PyTorch's autograd would call them.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
@@ -63,7 +63,7 @@ double seconds_of(const std::function<void()>& f, int repeats) {
   return seconds_since(begin) / repeats;
 }
 
-/// Returns a function that drops the gradients of the parameters and then runs an op forward and
+/// Returns a function that resets the gradients of the parameters, and then runs an op forward and
 /// backward.
 std::function<void()> pass(std::vector<Variable> parameters, at::Tensor dy,
                            std::function<Variable()> op) {
@@ -73,15 +73,17 @@ std::function<void()> pass(std::vector<Variable> parameters, at::Tensor dy,
   };
 }
 
-/// Shapes of the ops: N = batch x context rows, C channels, V tokens, heads of 64 channels.
+/// Shapes of the ops. n = batch x context is the number of rows, c the number of channels, v the
+/// size of the vocabulary. A head has 64 channels.
 struct OpShapes {
   int64_t batch, context, n, c, v, heads;
-  at::ScalarType dtype;                            ///< dtype of matrix products
-  at::TensorOptions low{dtype}, wide{at::kFloat};  ///< for tensors in that dtype, and in float32
+  at::ScalarType dtype;  ///< dtype of matrix products
+  /// Options of tensors in `dtype`, and in float32.
+  at::TensorOptions low{dtype}, wide{at::kFloat};
 };
 
-/// Returns the FLOPs of a forward matrix product and its two backward ones: 2 for each
-/// multiply-add.
+/// Returns the FLOPs of a matrix product in the forward pass and of its two products in the
+/// backward pass. A multiply-add counts as 2.
 double product(int64_t a, int64_t b, int64_t k) {
   return 6.0 * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(k);
 }
@@ -124,7 +126,8 @@ OpBench bench_linear_residual(const OpShapes& s) {
           }};
 }
 
-/// Lathe's norms read float32 and write the dtype of matrix products; ATen needs a cast for that.
+/// Lathe's norms read float32 and write the dtype of matrix products; ATen's norms need a separate
+/// cast.
 OpBench bench_layer_norm(const OpShapes& s) {
   const at::Tensor x = at::randn({s.n, s.c}, s.wide), w = at::randn({s.c}, s.wide),
                    b = at::randn({s.c}, s.wide), dy = at::randn({s.n, s.c}, s.low);
@@ -152,7 +155,7 @@ OpBench bench_rms_norm(const OpShapes& s) {
           }};
 }
 
-/// x holds the gate and the value side by side, 2 C channels each.
+/// x holds the gate and the value next to each other, 2 C channels each.
 OpBench bench_swiglu(const OpShapes& s) {
   const at::Tensor x = at::randn({s.n, 4 * s.c}, s.low), dy = at::randn({s.n, 2 * s.c}, s.low);
   const Variable px = parameter(x);
@@ -164,7 +167,8 @@ OpBench bench_swiglu(const OpShapes& s) {
           }};
 }
 
-/// Counts two matrix products forward and four backward. Causal attention needs half of each.
+/// Counts two matrix products in the forward pass and four in the backward pass. Causal attention
+/// needs half of each product.
 OpBench bench_attention(const OpShapes& s) {
   const at::Tensor qkv = at::randn({s.batch, s.context, 3 * s.c}, s.low),
                    dy = at::randn({s.batch, s.context, s.c}, s.low);
@@ -236,7 +240,8 @@ struct SixOps {
     const Variable h = v * scale + shift;
     return h * sigmoid(h * 1.702) + v;
   }
-  /// Returns a benchmark that compares `ours`, a way to run the chain, with ATen's ops.
+  /// Returns a benchmark that compares ATen's ops with `ours`, one of the ways in which Lathe can
+  /// run chain().
   OpBench by(std::function<Variable()> ours) const {
     return {0, pass({px, pw, pb}, dy, std::move(ours)), [six = *this] {
               const auto& [x, w, b, dy, px, pw, pb] = six;
@@ -255,7 +260,7 @@ OpBench bench_fused(const OpShapes&) {
   return s.by([=] { return fused(SixOps::chain, s.px, s.pw, s.pb); });
 }
 
-/// Runs the chain as a training step does (train.fuse).
+/// Runs chain() in the way in which a training step does with train.fuse.
 OpBench bench_deferred(const OpShapes&) {
   const SixOps s;
   return s.by([=] { return deferred([&] { return SixOps::chain(s.px, s.pw, s.pb); }); });
@@ -279,7 +284,7 @@ OpBench bench_fused_forward(const OpShapes&) {
           }};
 }
 
-/// Updates as many elements as the matrices of a transformer block have: 12 C^2.
+/// Updates 12 C^2 elements, as many as the matrices of a transformer block have.
 OpBench bench_adamw(const OpShapes& s) {
   OptimConfig config;
   config.grad_clip = 1;
@@ -299,14 +304,15 @@ OpBench bench_adamw(const OpShapes& s) {
           }};
 }
 
-/// Measures the overhead of an op and its node, since the arithmetic of 16 elements is negligible.
+/// Measures the overhead of an op and its node. The arithmetic on 16 elements takes negligible
+/// time.
 OpBench bench_small_add(const OpShapes& s) {
   const at::Tensor x = at::randn({16}, s.wide), y = at::randn({16}, s.wide);
   const Variable px = parameter(x), py = parameter(y);
   return {0, [=] { const Variable z = add(px, py); }, [=] { const at::Tensor z = at::add(x, y); }};
 }
 
-/// An op's name in the output, and the function that makes its benchmark.
+/// The name of an op in the output, and the function that makes its benchmark.
 struct OpRow {
   const char* name;
   OpBench (*make)(const OpShapes&);
@@ -332,7 +338,7 @@ constexpr OpRow op_rows[]{{"linear", bench_linear},
 
 std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype_text) {
   const at::ScalarType dtype = dtype_from_config(dtype_text);
-  // Bypass PyTorch's autograd, whose overhead would count against ATen.
+  // Call ATen without PyTorch's autograd, whose overhead would make ATen look slower.
   const at::AutoDispatchBelowAutograd plain;
   const auto peak = known_peak("cpu", threads, dtype);
 
@@ -359,14 +365,14 @@ std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype
     op.ours();
     op.aten();
 
-    // A round takes about 20 ms and all rounds about a second, so slow and fast ops are measured
-    // alike.
+    // A round takes about 20 ms, and all rounds together about a second, so fast and slow ops are
+    // measured with the same precision.
     const double once = std::max(seconds_of(op.ours, 1), seconds_of(op.aten, 1));
     const int repeats = std::clamp(static_cast<int>(0.02 / once), 1, 20000);
     const int rounds = std::clamp(static_cast<int>(1.0 / (once * repeats)), 5, 25);
 
     std::vector<double> ours, aten;
-    // Alternate, so that a disturbance affects both sides.
+    // Alternate between Lathe and ATen, so that a disturbance affects both.
     for (int i = 0; i < rounds; ++i) {
       ours.push_back(seconds_of(op.ours, repeats));
       aten.push_back(seconds_of(op.aten, repeats));

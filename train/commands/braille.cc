@@ -13,7 +13,7 @@ namespace {
 constexpr size_t label_width = 9;
 constexpr const char* plain = "\033[39m";
 
-/// A grid of dots, origin at the bottom left.
+/// A grid of dots whose origin is at the bottom left.
 class Canvas {
  public:
   Canvas(size_t columns, size_t rows)
@@ -21,8 +21,8 @@ class Canvas {
   size_t width() const { return 2 * columns_; }
   size_t height() const { return 4 * rows_; }
   void set(size_t x, size_t y, size_t curve) {
-    // Unicode numbers the dots of a character 1 2 3 7 down the left column, and 4 5 6 8 down the
-    // right one.
+    // In a character, Unicode numbers the dots of the left column 1 2 3 7 from top to bottom, and
+    // those of the right column 4 5 6 8.
     constexpr uint8_t bit[2][4] = {{0x01, 0x02, 0x04, 0x40}, {0x08, 0x10, 0x20, 0x80}};
     const size_t down = height() - 1 - y, cell = down / 4 * columns_ + x / 2;
     dots_[cell] = static_cast<uint8_t>(dots_[cell] | bit[x % 2][down % 4]);
@@ -33,8 +33,8 @@ class Canvas {
     size_t last = SIZE_MAX;
     for (size_t i = row * columns_; i < (row + 1) * columns_; ++i) {
       if (color && dots_[i] != 0 && owner_[i] != last) text += curve_color(last = owner_[i]);
-      // Write the pattern in UTF-8; patterns begin at U+2800. Write an empty one as a space, which
-      // every font has.
+      // Write each pattern in UTF-8; the patterns begin at U+2800. Write an empty pattern as a
+      // space, which every font has.
       if (dots_[i] == 0)
         text += ' ';
       else
@@ -47,7 +47,7 @@ class Canvas {
  private:
   size_t columns_, rows_;
   std::vector<uint8_t> dots_;
-  std::vector<size_t> owner_;  // the curve that last set a dot in a cell
+  std::vector<size_t> owner_;  // for each cell, the index of the last curve that set a dot in it
 };
 
 struct Range {
@@ -57,7 +57,7 @@ struct Range {
     high = std::max(high, v);
   }
   bool empty() const { return !(low <= high); }
-  /// Returns the position of v among `dots` dots.
+  /// Returns the index of the dot for v on an axis of `dots` dots.
   size_t dot(double v, size_t dots) const {
     // Use halves, because the difference of two finite numbers may overflow to infinity.
     const double span = high / 2 - low / 2;
@@ -78,8 +78,8 @@ void draw(Canvas& canvas, const BrailleCurve& curve, const Range& xs, const Rang
       last_y = y;
     }
 
-    // Draw from the last dot to this one: in each column, the dots between the two ends of the
-    // line.
+    // Connect the last dot with this dot: in each column, set the dots between the heights of the
+    // line at the column's two edges.
     for (size_t column = last_x; column <= x; ++column) {
       const auto at = [&](double c) {
         const double share =
@@ -139,7 +139,7 @@ std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, s
 
   const size_t columns = width - label_width, rows = height - 1;
   if (xs.empty()) {
-    // A plot without values keeps its height, so that the lines below it stay in position.
+    // If a plot has no values, it keeps its height, so that the lines below it stay in position.
     std::vector<std::string> lines(height);
     lines[0].assign(label_width, ' ');
     lines[0] += "nothing yet";

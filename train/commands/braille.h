@@ -6,15 +6,16 @@
 
 namespace lathe {
 
-/// A curve with ascending x. Values that are not finite are skipped.
+/// A curve whose x values are in ascending order. Points with a y that is not finite are skipped.
 struct BrailleCurve {
   std::vector<double> x, y;
 };
 
-/// Draws the curves in `height` lines of at most `width` columns (at least 4 lines of 20 columns).
-/// Shows the smallest and the largest y at the left, and those of x below. Connects consecutive
-/// values by lines; if many values fall into one column of dots, sets all dots from the smallest to
-/// the largest value. If `color` is true, each curve has its own color (curve_color).
+/// Draws the curves in `height` lines of at most `width` columns. Needs at least 4 lines and 20
+/// columns. Shows the smallest and the largest y at the left, and the smallest and the largest x
+/// below. Connects consecutive values by lines. If several values fall into one column of dots,
+/// sets all dots from the smallest to the largest value. If `color` is true, draws each curve in
+/// the color of curve_color().
 std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, size_t width,
                                       size_t height, bool color);
 

@@ -10,9 +10,9 @@
 namespace lathe {
 namespace {
 
-/// Removes the oldest questions and answers from `history` until an answer of `room` tokens fits in
-/// the context after the prompt, but keeps the system message and the last question. Returns the
-/// ids of the prompt.
+/// Removes the oldest questions and answers from `history` until the prompt and an answer of `room`
+/// tokens fit in the context. Keeps the system message and the last question even if they do not
+/// fit. Returns the token ids of the prompt.
 std::vector<int64_t> question(const ChatTemplate& chat, std::vector<ChatMessage>& history,
                               int64_t context, int64_t room) {
   for (;;) {
@@ -47,7 +47,8 @@ Exit run_chat(const Arguments& arguments) {
   const bool person = isatty(STDIN_FILENO) == 1;
   if (person) std::cerr << "/new starts a new conversation; end of file (Ctrl-D) ends the chat\n";
 
-  // Each answer has its own seed. With one seed, all answers would use the same random numbers.
+  // Use another seed for each answer, because with the same seed all answers would use the same
+  // random numbers.
   for (std::string line; std::cout;) {
     if (person) std::cerr << "> " << std::flush;
     if (!std::getline(std::cin, line)) break;
@@ -59,7 +60,7 @@ Exit run_chat(const Arguments& arguments) {
     }
 
     history.push_back({"user", line});
-    // Reserve at most half of the context for the answer, so that history has room too.
+    // Reserve at most half of the context for the answer, so that the history has room as well.
     const auto ids = question(chat, history, w.context, std::min(w.tokens, w.context / 2));
     if (std::ssize(ids) > w.context) {
       log_warn("the message takes ", ids.size(),
@@ -72,7 +73,7 @@ Exit run_chat(const Arguments& arguments) {
       if (token.id == chat.end() || tokenizer.ends_text(token.id)) return false;
       const std::string piece = tokenizer.piece(token.id);
       answer += piece;
-      // End the answer if standard output was closed.
+      // End the answer if its reader has closed standard output.
       return bool(std::cout << piece << std::flush);
     });
 

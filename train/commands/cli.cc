@@ -28,7 +28,8 @@ namespace {
 
 constexpr size_t width = 100;  // columns of help
 
-/// Returns `left` and, from column `indent` on, `right`, broken between words.
+/// Returns `left` followed by `right`. `right` begins at column `indent` and is broken between
+/// words.
 std::string row(const std::string& left, const std::string& right, size_t indent) {
   std::string text, line = left;
   line.resize(std::max(left.empty() ? 0 : left.size() + 1, indent), ' ');
@@ -45,7 +46,7 @@ std::string row(const std::string& left, const std::string& right, size_t indent
   return text + line + "\n";
 }
 
-/// Returns the help of a config key: its name, default, purpose and choices.
+/// Returns the help text of a config key: its name, default value, purpose and choices.
 std::string key_row(const Field& field) {
   const std::string key = "  --" + field.key + "=" + toml_text(field.initial);
   const std::string choices = field.rule.choices.empty() ? "" : " (" + rule_text(field.rule) + ")";
@@ -77,7 +78,7 @@ void print_commands() {
 void print_config_keys() {
   std::cout << "\nKeys of the config with their defaults. The config file (steps = 500 under "
                "[train]) and the\n"
-               "environment (LATHE_TRAIN_STEPS=500) can set them too. `lathe config docs` "
+               "environment (LATHE_TRAIN_STEPS=500) can also set them. `lathe config docs` "
                "describes each.\n";
 
   const auto show = [](const std::string& title, const std::vector<Field>& fields,
@@ -120,7 +121,7 @@ void print_help(const Command* command) {
   if (std::string(command->name) == "train")
     print_config_keys();
   else
-    std::cout << "\nThe keys of the config are options too: `lathe train --help` lists them.\n";
+    std::cout << "\nThe keys of the config are also options: `lathe train --help` lists them.\n";
 }
 
 /// Returns the words of an option's name, which are separated by dashes, underscores and dots.
@@ -131,9 +132,9 @@ std::set<std::string> words_of_name(std::string name) {
 }
 
 /// Returns the options that the user may have meant by the unknown option `name`. These are the
-/// config keys with the same last part (optim.lr for lr, learning-rate and train.lr), or else the
-/// option with the most similar name, or else the options whose words are all in the unknown name
-/// (tokens for max-tokens).
+/// config keys with the same last part, such as optim.lr for lr, learning-rate and train.lr. If
+/// there are none, it is the option with the most similar name. If no name is similar, these are
+/// the options whose words all occur in `name`, such as tokens for max-tokens.
 std::vector<std::string> suggestions(std::string name, const std::vector<std::string>& known) {
   std::string last_part = name;
   std::replace(last_part.begin(), last_part.end(), '-', '_');
@@ -154,10 +155,10 @@ std::vector<std::string> suggestions(std::string name, const std::vector<std::st
   return found;
 }
 
-/// The names of a command's options.
+/// The names of the options of a command.
 struct OptionNames {
   std::vector<std::string> known;       ///< names that the parser accepts
-  std::vector<std::string> to_suggest;  ///< names to suggest for an unknown one
+  std::vector<std::string> to_suggest;  ///< names that may be suggested for an unknown name
 
   explicit OptionNames(const Command& command) {
     for (const Flag& flag : command.flags) known.push_back(flag.name);
@@ -171,7 +172,7 @@ struct OptionNames {
   }
 };
 
-/// Returns the error for a word that is not an option of a command.
+/// Returns the error message for a word that is not an option of a command.
 std::string unknown_option(const Command& command, const OptionNames& names,
                            const std::string& word, const std::string& name) {
   std::string meant;
@@ -181,9 +182,9 @@ std::string unknown_option(const Command& command, const OptionNames& names,
              meant.empty() ? "; `lathe " + command.name + " --help` lists them" : meant + "?");
 }
 
-/// Splits each --name=value into two words, because cxxopts matches words with std::regex, which
-/// fails on long values and line breaks. Throws Exit::usage with a line for each option that
-/// the command does not have.
+/// Splits each --name=value into two words. cxxopts would split it with std::regex, which fails on
+/// long values and on line breaks. Throws Exit::usage for options that the command does not have;
+/// the message has a line for each of them.
 std::vector<std::string> split_words(const Command& command, const OptionNames& names,
                                      const std::vector<std::string>& words) {
   std::vector<std::string> split{"lathe"};
@@ -206,7 +207,7 @@ std::vector<std::string> split_words(const Command& command, const OptionNames& 
     }
 
     split.push_back("--" + name);
-    // A switch takes the next word as its value only if that is true, false or an amount.
+    // A switch takes the next word as its value only if the word is true, false or an amount.
     const auto is_value = [&](const std::string& next) {
       const bool is_amount = command.amount_switches.contains(name) && !next.empty() &&
                              std::isdigit(static_cast<unsigned char>(next[0]));
@@ -249,7 +250,7 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
     }
     for (const auto& name : names.known) {
       if (command.repeatable.contains(name)) continue;
-      // A repeated flag is an error, since it is unknown which of its values was meant.
+      // A repeated flag is an error, since it is unclear which of its values was meant.
       if (result.count(name) > 1) {
         fail(Exit::usage, "command line: --", name, " is given ", result.count(name),
              " times; give it once");
@@ -286,8 +287,8 @@ namespace {
 Exit dispatch(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
 
-  // A sweep starts its runs with the stop signals blocked. Only `train` leaves them blocked until
-  // it has installed its handlers.
+  // `lathe sweep` starts its runs with the stop signals blocked. Only `train` leaves them blocked
+  // until it has installed its handlers.
   if (args.empty() || args[0] != "train") unblock_stop_signals();
 
   const auto asks_help = [](const std::string& a) { return a == "--help" || a == "-h"; };
@@ -314,7 +315,7 @@ Exit dispatch(int argc, char** argv) {
     print_help(&command);
     return Exit::done;
   }
-  // `lathe launch -n 2 -- train --help` asks about train.
+  // With `lathe launch -n 2 -- train --help`, the user asks for the help of train.
   if (command.is_raw && std::any_of(separator, args.end(), asks_help)) {
     print_help(&find_command(*(separator + 1)));
     return Exit::done;
@@ -330,7 +331,7 @@ Exit dispatch(int argc, char** argv) {
   return command.run(arguments);
 }
 
-/// Returns a sentence with a remedy for a path that can't be reached.
+/// Returns a sentence about a path that can't be reached, with a remedy.
 std::string sentence(const fs::filesystem_error& e) {
   const std::string what = e.path1().empty() ? "a file or folder" : e.path1().string();
   return str("cannot reach ", what, ": ", e.code().message(),
@@ -346,17 +347,18 @@ int run_cli(int argc, char** argv) {
     open_standard_streams();
 
     // Ignore SIGXFSZ, which would kill the process. A write beyond `ulimit -f` then fails with
-    // EFBIG, which is reported with an exit code.
+    // EFBIG, and the command reports this error and returns an exit code.
     std::signal(SIGXFSZ, SIG_IGN);
 
     const PrintableStreams streams;
     const Exit code = dispatch(argc, argv);
     std::cout.flush();
-    if (lines_dropped() > 0) return static_cast<int>(code);  // the log already counts them
+    if (lines_dropped() > 0) return static_cast<int>(code);  // the log has reported the lost lines
     if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");
     return static_cast<int>(code);
   } catch (const Error& e) {
-    if (*e.what() != '\0') log(Level::error, e.what());  // empty: another process has printed it
+    // An empty message means that another process has printed it.
+    if (*e.what() != '\0') log(Level::error, e.what());
     return static_cast<int>(e.code());
   } catch (const c10::Error& e) {
     log(Level::error, std::string("internal: ") + e.what_without_backtrace());

@@ -1,4 +1,4 @@
-// The table of commands.
+// Defines the table of commands.
 #include "train/commands/commands.h"
 
 #include <algorithm>
@@ -34,8 +34,8 @@ Command config_command();
 
 namespace {
 
-/// Sets a command's heading in `lathe --help` and its line there, a sentence of at most 66
-/// characters; returns the command.
+/// Sets the heading under which `lathe --help` lists a command, and the line that it prints there:
+/// a sentence of at most 66 characters. Returns the command.
 Command listed(const char* group, const char* summary, Command command) {
   command.group = group;
   command.summary = summary;

@@ -34,9 +34,9 @@ void print_reference(const std::vector<std::string>& words) {
 
 /// Prints the resolved config, or only checks it.
 void show_config(const Arguments& arguments, bool prints) {
-  // Loading the config checks it, so `check` only adds the warnings.
+  // Loading the config also checks it, so the command `check` only needs to add warnings.
   LoadedConfig loaded = load_config_argument(arguments, 1);
-  // train.init_from and adapters.base set keys of [model] too, if the runs that they name exist.
+  // If the runs that train.init_from and adapters.base name exist, they also set keys of [model].
   if (fs::exists(loaded.config.train.init_from)) loaded = resolve_init_from(std::move(loaded));
   if (fs::exists(adapters_of(loaded.config).base)) loaded = resolve_adapter_base(std::move(loaded));
 

@@ -20,13 +20,13 @@
 namespace lathe {
 namespace {
 
-/// Throws Exit::data if the data is not of the kind that the model was trained on, or has nothing
-/// to evaluate.
+/// Throws Exit::data if the data is of another kind than the model's training data, or if there is
+/// nothing to evaluate.
 void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
                      const std::string& folder) {
   const DatasetInfo& facts = data.facts();
   const ModelSizes sizes = task.sizes(facts);
-  // Every task on tokens can evaluate every token model.
+  // Every task on tokens can evaluate every model of tokens.
   const bool both_tokens = m.state.sizes.outputs == 0 && facts.outputs == 0;
   if ((task.name() != m.state.task && !both_tokens) || sizes.outputs != m.state.sizes.outputs ||
       sizes.input != m.state.sizes.input) {
@@ -45,7 +45,7 @@ void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
   }
 }
 
-/// Adds the model's dtypes and the memory used to the result of an evaluation.
+/// Adds the dtypes of the model and the memory used to the result of an evaluation.
 void add_model(Json& json, const LoadedModel& m) {
   const int64_t peak = m.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   json.update({{"save_dtype", m.saved_dtype},
@@ -57,7 +57,7 @@ void add_model(Json& json, const LoadedModel& m) {
                {"peak_rss_bytes", peak_rss_bytes()}});
 }
 
-/// Prints the tables of an evaluation's details. A list of objects has a column for each key. The
+/// Prints the details of an evaluation as tables. A list of objects has a column for each key. The
 /// confusion matrix has a row for each class and a column for each predicted class.
 void print_tables(const Json& details) {
   const auto cell = [](const Json& value) {
@@ -84,7 +84,7 @@ void print_tables(const Json& details) {
   }
 }
 
-/// Returns the loss of texts as JSON: per token, and converted to bits per byte.
+/// Returns the loss of texts as JSON: the loss per token, and the same loss as bits per byte.
 Json text_json(const TextScore& s) {
   const double loss = s.loss / static_cast<double>(s.tokens);
   return {{"loss", json_number(loss)},
@@ -94,8 +94,8 @@ Json text_json(const TextScore& s) {
           {"bytes", s.bytes}};
 }
 
-/// Reads the texts of a file, compressed or not. JSON Lines (is_jsonl) have a text in `field` of
-/// each line; any other file is one text.
+/// Reads the texts of a file, which may be compressed. Each line of a JSON Lines file (is_jsonl)
+/// has a text in the field `field`; any other file is one text.
 std::vector<std::string> texts_of(const std::string& file, const std::string& field) {
   std::vector<std::string> texts;
   const DocumentSource source{.files = {file}, .field = field};
@@ -114,7 +114,7 @@ std::vector<std::string> texts_of(const std::string& file, const std::string& fi
 
 Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& files,
                     const std::string& field) {
-  // Read all files before scoring the first one, so that a missing file is noticed early.
+  // Read all files before scoring the first file, so that a missing file is noticed early.
   std::vector<std::pair<std::string, std::vector<std::string>>> all_texts;
   for (const std::string& file : files) all_texts.emplace_back(file, texts_of(file, field));
 
@@ -126,7 +126,7 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
     for (const std::string& text : texts) {
       const TextScore one = score_text(scoring, text);
       bytes += text.size();
-      // Losses are sums over tokens, so each token counts the same, whatever text it is in.
+      // Losses are summed over tokens, so each token has the same weight, whichever text it is in.
       s.loss += one.loss;
       s.tokens += one.tokens;
       s.bytes += one.bytes;
@@ -144,7 +144,7 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
 
   Json json = text_json(all);
   if (const int64_t begin = text_begin_token(scoring.tokenizer); begin >= 0) {
-    // Print to standard error, since standard output is for the result.
+    // Print this to standard error, since standard output is for the result.
     std::cerr << "token " << begin
               << " precedes each text, so that the first token of the text is scored as well; the "
                  "perplexity without token "
@@ -209,8 +209,8 @@ Exit run_eval_text(const Arguments& arguments) {
   return Exit::done;
 }
 
-/// Resets the keys that describe sources or a split of the run's own data, and those that do not
-/// apply to the data in config.dir.
+/// Resets the keys that describe sources or a split of the run's training data, and the keys that
+/// do not apply to the data in config.dir.
 void set_other_data(DataConfig& config) {
   const DataConfig initial;
   config.mix.clear();
@@ -227,7 +227,7 @@ void set_other_data(DataConfig& config) {
   }
 }
 
-/// Returns the data to evaluate on: that of --data, or the run's.
+/// Returns the data to evaluate on: the data in --data or, by default, that of the run.
 DataConfig data_argument(const Arguments& arguments, const LoadedModel& m) {
   DataConfig data_config = m.config.data;
   data_config.dir = arguments.get("data", m.config.data.dir);
@@ -235,8 +235,8 @@ DataConfig data_argument(const Arguments& arguments, const LoadedModel& m) {
     fail(Exit::usage, arguments.positionals[0],
          " was imported and has no data of its own; give some as --data FOLDER");
   if (arguments.flags.contains("data")) set_other_data(data_config);
-  // Separating documents needs the token that ends one. If the key does not set it, take it from
-  // the run's tokenizer.
+  // To separate documents, the token that ends a document must be known. If its key is not set,
+  // take it from the run's tokenizer.
   if ((data_config.documents == "separate" || data_config.packing == "examples") &&
       data_config.document_end < 0 && m.state.tokenizer)
     data_config.document_end = m.state.tokenizer->document_end();
@@ -257,7 +257,7 @@ Exit run_eval(const Arguments& arguments) {
   const DataConfig data_config = data_argument(arguments, m);
 
   const auto data = open_data(data_config);
-  // With --data, the task of a token model follows from that data instead of the run.
+  // With --data, the task of a token model is that of the given data, not that of the run.
   LoadedConfig measured{.config = m.config, .origins = {}};
   if (arguments.flags.contains("data") && m.state.sizes.outputs == 0)
     measured.config.train.task = "auto";
@@ -284,7 +284,7 @@ Exit run_eval(const Arguments& arguments) {
   sizes.batch_size = batch;
   const auto batches = static_cast<int64_t>(arguments.number("batches", 0, between(0, 1e12), true));
 
-  // Sizes of splits are in tokens or examples: a sequence has block_size tokens.
+  // Splits are measured in tokens or examples, and a sequence has block_size tokens.
   const int64_t units = batch * std::max<int64_t>(1, sizes.block_size);
   const double all = std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units));
   ProgressBar bar("evaluating", batches > 0 ? std::min(all, static_cast<double>(batches)) : all);
@@ -298,7 +298,7 @@ Exit run_eval(const Arguments& arguments) {
   clear_progress();
   print_tables(r.details);
 
-  // Print to standard error, since standard output is for the result.
+  // Print this to standard error, since standard output is for the result.
   if (m.state.encoding)
     std::cerr << "for new data: lathe predict " << arguments.positionals[0] << " FILE\n";
   Json json = Json::object();

@@ -1,4 +1,4 @@
-// `lathe import` and `lathe export` exchange models with other programs.
+// Implements `lathe import` and `lathe export`, which exchange models with other programs.
 #include <algorithm>
 #include <iterator>
 
@@ -16,7 +16,7 @@
 namespace lathe {
 namespace {
 
-/// Logs the model, tokenizer and chat template of an imported run, and commands to run next.
+/// Logs the model, tokenizer and chat template of an imported run, and useful next commands.
 void report_import(const fs::path& run) {
   const fs::path checkpoint = find_checkpoint(run);
   const RunState state = read_state(checkpoint);

@@ -1,4 +1,4 @@
-// `lathe find` finds a learning rate or a batch size.
+// Implements `lathe find`, which finds a learning rate or a batch size.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -35,7 +35,7 @@ Exit find_lr(const Arguments& a) {
   Session session = Session::make(data);
   const RangeTest test = lr_range_test(session, *data.data, from, to, steps);
 
-  // Rates span several orders of magnitude, so the plot is over their logarithm.
+  // Rates span several orders of magnitude, so plot the loss over their logarithm.
   BrailleCurve curve;
   for (size_t i = 0; i < test.lr.size(); ++i) {
     curve.x.push_back(std::log10(test.lr[i]));
@@ -67,12 +67,13 @@ Exit find_lr(const Arguments& a) {
   return Exit::done;
 }
 
-/// A number of bytes that exceeds the memory of any GPU. Its product with the size of a micro-batch
-/// still fits in int64.
+/// A number of bytes that exceeds the memory of any GPU. Multiplied by the size of a micro-batch,
+/// it still fits in int64.
 constexpr int64_t too_much = int64_t{1} << 46;
 
-/// Returns the peak bytes of a GPU's tensors in two steps of the config's micro-batch, or too_much
-/// if they don't fit. One step would not be enough, since no gradients exist yet when it begins.
+/// Runs two steps with the config's micro-batch, and returns the peak bytes of tensors on the GPU,
+/// or too_much if the steps don't fit. One step would not be enough, since no gradients exist yet
+/// when it begins.
 int64_t measure_on_gpu(const LoadedConfig& loaded, const RunData& data) try {
   cuda_api().reset_memory_peak();
   Session session = Session::make(loaded, *data.task, data.sizes);
@@ -84,16 +85,16 @@ int64_t measure_on_gpu(const LoadedConfig& loaded, const RunData& data) try {
   return too_much;
 }
 
-/// Returns the config with micro-batches of size `batch`, and one micro-batch per step.
+/// Returns the config with `batch` samples per micro-batch and one micro-batch per step.
 LoadedConfig with_batch(LoadedConfig loaded, int64_t batch) {
   loaded.config.train.grad_accum = 1;
   loaded.config.train.batch_size = batch;
   return loaded;
 }
 
-/// Returns the largest size of a micro-batch, of at most `most`, that the config and the data
-/// accept: a task with pairs accepts only even ones, and fp8 only multiples of 16 tokens. Returns 0
-/// if none of the 64 sizes up to `most` is accepted.
+/// Returns the largest size of a micro-batch, up to `most`, that the config and the data accept.
+/// For example, a task with pairs accepts only even sizes, and fp8 only multiples of 16 tokens.
+/// Tries 64 sizes, and returns 0 if it accepts none of them.
 int64_t accepted_batch(const LoadedConfig& loaded, const RunData& data, int64_t most) {
   constexpr int64_t tries = 64;
   for (int64_t batch = most; batch > std::max<int64_t>(0, most - tries); --batch) {
@@ -109,9 +110,9 @@ int64_t accepted_batch(const LoadedConfig& loaded, const RunData& data, int64_t 
   return 0;
 }
 
-/// Returns a function from the size of a micro-batch to the memory of a step. On the CPU it makes a
-/// dry run. On a GPU it extrapolates linearly from measurements of two sizes, n and 2 n. n starts
-/// at `least` and is doubled as long as 4 n is predicted to fit in `bytes`.
+/// Returns a function that maps the size of a micro-batch to the memory of a step. On a CPU, the
+/// function makes a dry run. On a GPU, it extrapolates linearly from measurements of two sizes, n
+/// and 2 n. n starts at `least` and is doubled as long as 4 n is predicted to fit in `bytes`.
 std::function<int64_t(int64_t)> memory_of_batch(const LoadedConfig& loaded, const RunData& data,
                                                 bool is_gpu, int64_t least, int64_t bytes) {
   const auto with = [loaded](int64_t batch) { return with_batch(loaded, batch); };
@@ -123,13 +124,13 @@ std::function<int64_t(int64_t)> memory_of_batch(const LoadedConfig& loaded, cons
 
   int64_t size = 2 * least, small = measure_on_gpu(with(least), data),
           large = measure_on_gpu(with(size), data);
-  // Returns the line through the measurements of size / 2 and size.
+  // Returns the linear function through the measurements of size / 2 and size.
   const auto line = [&] {
     return
         [=](int64_t batch) { return large + (large - small) * (batch - size) / (size - size / 2); };
   };
 
-  // Measure larger sizes while they fit, so that the line has to extrapolate less.
+  // Measure larger sizes as long as they fit, so that the function extrapolates less.
   while (size < 65536 && line()(2 * size) <= bytes) {
     size *= 2;
     small = std::exchange(large, measure_on_gpu(with(size), data));
@@ -138,9 +139,9 @@ std::function<int64_t(int64_t)> memory_of_batch(const LoadedConfig& loaded, cons
   return line();
 }
 
-/// Returns the smallest accepted micro-batch. On the CPU, tries it in a dry run, and returns twice
-/// its size if the model can't be trained with it: batch norm may need two examples. On a GPU, does
-/// not try it.
+/// Returns the smallest micro-batch that the config and the data accept. On a CPU, also makes a dry
+/// run with it, and returns twice its size if that fails, because batch norm may need two examples.
+/// On a GPU, does not try it.
 int64_t smallest_batch(const LoadedConfig& loaded, const RunData& data, bool is_gpu) {
   int64_t batch = 1;
   while (batch < 64 && accepted_batch(loaded, data, batch) != batch) ++batch;
@@ -156,15 +157,15 @@ int64_t smallest_batch(const LoadedConfig& loaded, const RunData& data, bool is_
 
 constexpr int64_t most_batch = 65536;
 
-/// Returns the largest micro-batch of at least `least` that is accepted and takes no more than
-/// `bytes`, at most most_batch; 0 if even `least` takes more. `accepted(n)` returns the largest
-/// accepted size of at most n, as accepted_batch() does.
+/// Returns the largest accepted micro-batch between `least` and most_batch that takes no more than
+/// `bytes`. Returns 0 if even `least` takes more. `accepted(n)` returns the largest accepted size
+/// up to n, as accepted_batch() does.
 int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
                       const std::function<int64_t(int64_t)>& accepted, int64_t least,
                       int64_t bytes) {
   int64_t best = 0;
-  // If no size above the best one and up to `most` is accepted, nothing shows yet that a larger one
-  // does not fit, so return true to continue upwards.
+  // If no accepted size is above the best size and at most `most`, a larger size may still fit, so
+  // return true to continue upwards.
   const auto fits = [&](int64_t most) {
     const int64_t batch = accepted(most);
     if (batch <= best && best > 0) return true;
@@ -183,8 +184,8 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
     const int64_t middle = low + (high - low) / 2;
     (fits(middle) ? low : high) = middle;
   }
-  // Kernels allocate their buffers in steps, so a larger micro-batch can need less memory than a
-  // smaller one that does not fit. Try up to 12% more.
+  // Kernels allocate their buffers in steps, so a micro-batch can need less memory than a smaller
+  // micro-batch that does not fit. Try sizes that are up to 12% larger.
   for (int64_t percent = 12; percent > 0; --percent) {
     const int64_t larger = std::min(low + low * percent / 100, most_batch);
     if (larger > low && fits(larger)) break;
@@ -192,15 +193,15 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
   return best;
 }
 
-/// Formats bytes, with two decimals from 1 GB on, so that an amount slightly above a limit does not
-/// look equal to it.
+/// Formats bytes as text. Amounts from 1 GB have two decimals, so that an amount slightly above a
+/// limit does not look equal to the limit.
 std::string amount(int64_t bytes) {
   const auto n = static_cast<double>(bytes);
   return n < 1e9 ? human_bytes(n) : format("%.2f GB", n / 1e9);
 }
 
-/// Measures the memory of steps by running them: on a GPU the peak of tensors, on the CPU the peak
-/// of the process.
+/// Measures the memory of steps by running them. This is the peak memory of tensors on a GPU, and
+/// the peak memory of the process on a CPU.
 class MeasuredSteps {
  public:
   MeasuredSteps(LoadedConfig loaded, const RunData& data, bool is_gpu)
@@ -211,11 +212,12 @@ class MeasuredSteps {
     const LoadedConfig loaded = with_batch(loaded_, batch);
     if (is_gpu_) return measure_on_gpu(loaded, data_);
 
-    // Libraries keep buffers of an earlier, larger micro-batch. Subtract them, since a run would
-    // not have them.
+    // Libraries keep buffers of an earlier, larger micro-batch. Subtract these buffers, since a run
+    // would not have them.
     reset_peak_rss();
     const int64_t now = peak_rss_bytes();
-    // If the system does not allow the reset, the peak is still the last one.
+    // If the system does not allow resetting the peak, it is still the peak of the last
+    // measurement.
     const bool is_reset = now != last_peak_;
     const int64_t kept = is_reset ? std::max<int64_t>(0, now - at_first_.value_or(now)) : 0;
     at_first_ = at_first_.value_or(now);
@@ -262,7 +264,7 @@ Exit find_batch(const Arguments& a) {
   const int64_t global = loaded.config.train.batch_size * loaded.config.train.grad_accum;
   const bool is_gpu = open_device(loaded.config.train.device) == "cuda";
 
-  // The allocator of a GPU can't use the gaps between its blocks, so leave a twentieth free.
+  // The allocator of a GPU can't use the gaps between its blocks, so leave 5% of the memory free.
   const auto free = [&] { return is_gpu ? cuda_api().memory_free() / 20 * 19 : free_memory(); };
   const int64_t bytes = limit.empty() ? free() : parse_bytes(limit);
   const int64_t least = smallest_batch(loaded, data, is_gpu);
@@ -281,14 +283,15 @@ Exit find_batch(const Arguments& a) {
     noise = measure_noise(session, *data.data, 4, rounds).batch();
   }
 
-  // A library may take memory that a dry run does not see, as ATen's convolutions do.
+  // Libraries may allocate memory that a dry run does not count; ATen's convolutions do.
   MeasuredSteps steps(loaded, data, is_gpu);
   int64_t measured = steps.bytes_of(largest);
   while (measured > bytes && largest > least) {
     const double excess = static_cast<double>(measured) / static_cast<double>(memory(largest));
     const auto corrected = static_cast<int64_t>(0.99 * static_cast<double>(bytes) / excess);
     const int64_t smaller = largest_batch(memory, accepted, least, corrected);
-    // Each try runs a step, so reduce the size by at least a sixteenth to need only a few.
+    // Each attempt runs a step, so reduce the size by at least a sixteenth to need only a few
+    // attempts.
     const int64_t most = std::min(smaller, largest - std::max<int64_t>(1, largest / 16));
     largest = std::max(least, accepted(std::max(least, most)));
     measured = steps.bytes_of(largest);

@@ -55,7 +55,8 @@ const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m
 
 namespace {
 
-/// Returns a line break if the vocabulary has one, else the vocabulary's first character.
+/// Returns a line break if the vocabulary has one. Otherwise returns the first character of the
+/// vocabulary.
 std::string default_prompt(const Tokenizer& tokenizer) {
   const auto& characters = tokenizer.vocabulary();
   const bool has_break = characters.empty() ||
@@ -63,7 +64,7 @@ std::string default_prompt(const Tokenizer& tokenizer) {
   return has_break ? "\n" : characters.front();
 }
 
-/// Reads the lines of a file that are not empty.
+/// Returns the lines of a file that are not empty.
 std::vector<std::string> prompts_of(const fs::path& file) {
   const std::string bytes = read_file(file, Exit::data);
   std::istringstream text{std::string(without_byte_order_mark(bytes))};
@@ -78,7 +79,8 @@ std::vector<std::string> prompts_of(const fs::path& file) {
   return lines;
 }
 
-/// Returns a token as a line of JSON. If its bytes alone are not UTF-8, they are shown as U+FFFD.
+/// Returns a token as a line of JSON. Bytes of the token that are not valid UTF-8 by themselves are
+/// shown as U+FFFD.
 std::string token_line(int64_t prompt, int64_t sample, const GeneratedToken& token,
                        const std::string& text) {
   return json_text(Json{{"prompt", prompt},
@@ -88,11 +90,11 @@ std::string token_line(int64_t prompt, int64_t sample, const GeneratedToken& tok
                         {"logprob", json_number(token.log_probability)}});
 }
 
-/// Prints a line for each token of a text, once the bytes of the token may be shown. Tokens of a
-/// stop text may never be shown, so they have no lines.
+/// Prints a line for each token of a text as soon as the bytes of the token may be shown. Bytes of
+/// a stop text are never shown, so their tokens have no lines.
 class TokenLines {
  public:
-  /// Adds the line of a token with this many bytes.
+  /// Adds the line of a token that has `bytes` bytes.
   void add(size_t bytes, std::string line) {
     added_ += bytes;
     waiting_.emplace_back(added_, std::move(line));
@@ -106,12 +108,11 @@ class TokenLines {
 
  private:
   size_t added_ = 0, shown_ = 0;
-  // Lines that are not printed yet, each with the position in the text at which its token ends.
+  // The lines that are not printed yet, each with the position in the text at which its token ends.
   std::deque<std::pair<size_t, std::string>> waiting_;
 };
 
-/// Returns the ids of `samples` texts for each prompt. The texts of a prompt are adjacent, so text
-/// i belongs to prompt i / samples.
+/// Returns the token ids of each prompt, `samples` times. Text i belongs to prompt i / samples.
 std::vector<std::vector<int64_t>> prompt_ids(const std::vector<std::string>& prompts,
                                              const Tokenizer& tokenizer, int64_t samples) {
   std::vector<std::vector<int64_t>> ids;
@@ -120,7 +121,8 @@ std::vector<std::vector<int64_t>> prompt_ids(const std::vector<std::string>& pro
     if (own.empty())
       fail(Exit::usage, "command line: --prompt is empty; give at least one character");
 
-    // A tokenizer may require a token at the beginning, which the prompt may already contain.
+    // A tokenizer may require a token at the beginning of a text. The prompt may already contain
+    // it.
     if (const int32_t begin = tokenizer.prompt_begin(); begin >= 0 && own[0] != begin)
       own.insert(own.begin(), begin);
     ids.insert(ids.end(), static_cast<size_t>(samples), own);
@@ -160,8 +162,8 @@ Exit run_generate(const Arguments& arguments) {
 
   const std::vector<std::vector<int64_t>> ids = prompt_ids(prompts, tokenizer, samples);
 
-  // A single text is streamed. Several are printed once all are complete, unless they are lines of
-  // JSON.
+  // A single text is streamed. Several texts are printed when all of them are complete, unless the
+  // output is JSON.
   const bool streams = ids.size() == 1 && !w.log_probabilities;
   std::vector<StopMatcher> ends(ids.size(), StopMatcher(stops));
   std::vector<std::string> written(ids.size());
@@ -171,7 +173,8 @@ Exit run_generate(const Arguments& arguments) {
   generate(*m.model, ids, w, [&](const GeneratedToken& token) {
     const auto i = static_cast<size_t>(token.text);
     if (!ignore_eos && tokenizer.ends_text(token.id)) return false;
-    // feed() holds back what may be the beginning of a stop text; rest() returns it at the end.
+    // feed() holds back text that may be the beginning of a stop text; rest() returns this text at
+    // the end.
     const std::string piece = tokenizer.piece(token.id), shown = ends[i].feed(piece);
     if (w.log_probabilities) {
       lines[i].add(piece.size(),
@@ -182,7 +185,7 @@ Exit run_generate(const Arguments& arguments) {
     } else {
       written[i] += shown;
     }
-    // End the generation if standard output was closed.
+    // End the generation if the reader has closed standard output.
     return !ends[i].stopped() && std::cout;
   });
 

@@ -30,7 +30,7 @@ namespace {
   fail(Exit::usage, path.string(), " is not a ", wanted + 2);
 }
 
-/// Reads a file's header. Throws an error if it is not valid.
+/// Reads the header of a .safetensors or .gguf file. Throws an error if the header is not valid.
 void check_safetensors(const fs::path& path) { const SafetensorsFile file(path); }
 
 void list_tensors(std::ostringstream& out, const std::vector<TensorEntry>& tensors) {
@@ -43,7 +43,7 @@ void list_tensors(std::ostringstream& out, const std::vector<TensorEntry>& tenso
   out << "  " << tensors.size() << " tensors, " << total << " elements\n";
 }
 
-/// Writes each entry of a GGUF file's metadata on a line. A list is shown as its size and its first
+/// Writes a line for each entry of a GGUF file's metadata. Shows a list as its length and its first
 /// values.
 void list_metadata(std::ostringstream& out, const GGUFFile& file) {
   constexpr size_t most_shown = 3, most_characters = 200;
@@ -62,7 +62,7 @@ void list_metadata(std::ostringstream& out, const GGUFFile& file) {
   }
 }
 
-/// Throws Exit::checkpoint if a tensor of a GGUF file has a value that is not finite.
+/// Throws Exit::checkpoint if a tensor of a GGUF file has elements that are not finite.
 void check_values(const GGUFFile& file) {
   std::vector<float> values;
   for (const TensorEntry& t : file.tensors()) {
@@ -102,7 +102,7 @@ void list_state(std::ostringstream& out, const fs::path& checkpoint) {
   out << "\n";
 }
 
-/// Opens the splits of a data folder without a manifest.json.
+/// Opens the splits of a data folder that has no manifest.json.
 std::vector<TokenFile> open_splits(const fs::path& folder) {
   std::vector<TokenFile> splits;
   for (const char* split : {"train", "val"}) {
@@ -141,12 +141,12 @@ std::string inspect(const fs::path& path_) {
     }
     case PathKind::run: {
       const auto all = list_checkpoints(path);
-      // A run that has no checkpoint yet is not an error here, unlike in verify().
+      // Here, a run without checkpoints is not an error, unlike in verify().
       if (all.empty()) out << path.string() << " holds no checkpoint yet\n";
       for (const auto& checkpoint : all) {
         try {
           list_state(out, checkpoint);
-        } catch (const Error& e) {  // still list the others
+        } catch (const Error& e) {  // continue with the other checkpoints
           out << checkpoint.filename().string() << ": " << e.what() << "\n";
         }
       }
@@ -169,8 +169,8 @@ std::string inspect(const fs::path& path_) {
 
 namespace {
 
-/// Verifies the checkpoints of a run. If some are damaged, throws the error of the first, with the
-/// names of the other damaged ones and of those that are intact.
+/// Verifies the checkpoints of a run. If some are damaged, throws the error of the first damaged
+/// checkpoint. The message also names the other damaged checkpoints and the intact ones.
 void verify_all(const std::vector<fs::path>& checkpoints, std::ostream& out) {
   std::optional<Error> first;
   std::string intact, damaged;
@@ -205,7 +205,8 @@ std::string verify(const fs::path& path_) {
       break;
     case PathKind::checkpoint:
       verify_checkpoint(path);
-      // Checksums only show that the bytes are those that were written, so read the headers, too.
+      // Checksums only show that the bytes are unchanged since they were written, so also read the
+      // headers.
       for (const auto which : {CheckpointPart::model, CheckpointPart::optimizer})
         CheckpointTensors(path, which);
       out << path.string() << ": all checksums match\n";
@@ -218,7 +219,7 @@ std::string verify(const fs::path& path_) {
     }
     case PathKind::data: {
       if (!fs::exists(path / "manifest.json")) {
-        // Without checksums, damage shows only in sizes, headers and ids.
+        // If there are no checksums, damage shows only in sizes, headers and token ids.
         uint32_t largest = 0;
         for (const TokenFile& split : open_splits(path))
           largest = std::max(largest, split.largest_id());

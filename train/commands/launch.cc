@@ -12,7 +12,7 @@ namespace {
 
 constexpr int most_ranks = 1024;
 
-/// The arguments before `--`, and the command after it.
+/// The arguments before `--`, and in `command` the words after it.
 struct LaunchArguments {
   int ranks = 0, max_restarts = 0, min_ranks = 0;
   std::vector<std::string> command;
@@ -24,7 +24,7 @@ int whole_number(const std::string& name, const std::string& text, int least, in
        " to ", most);
 }
 
-/// Returns whether `bench collectives` follows the `--` at words[i].
+/// Returns whether the words after the `--` at words[i] are `bench collectives`.
 bool is_benchmark(const std::vector<std::string>& words, size_t i) {
   return words[i + 1] == "bench" && words[i + 2] == "collectives";
 }
@@ -76,7 +76,8 @@ Exit run_launch(const Arguments& arguments) {
     return launch({.ranks = parsed.ranks, .command = parsed.command, .ranks_after_loss = {}});
   }
 
-  // Check the config here, so that an error is reported once instead of by every process.
+  // Check the config in this process, so that an error is reported only once and not by every
+  // process.
   const Command& train = find_command("train");
   const LoadedConfig given = load_config_argument(parse_arguments(
       train, std::vector<std::string>(parsed.command.begin() + 1, parsed.command.end())));
@@ -84,8 +85,8 @@ Exit run_launch(const Arguments& arguments) {
   const LoadedConfig loaded = resolve_sources(given);
   check_tensor_ranks(loaded, parsed.ranks);
 
-  // If no smaller number of processes can divide a step evenly, start all of them again, as
-  // without --min-ranks.
+  // If the remaining processes, or fewer, can't divide a step evenly, start the original number of
+  // processes again.
   const auto ranks_after_loss = [&](int left) {
     for (int n = std::max(left, parsed.min_ranks); n >= parsed.min_ranks; --n) {
       if (can_divide_micro_batches(loaded.config, n)) return n;
@@ -109,7 +110,7 @@ Command launch_command() {
       .doc =
           "Train with N processes that share this machine's cores and the micro-batches of each "
           "step (train.grad_accum); under the conditions in docs/guide/distributed.md, the result "
-          "has the bits of a single process.",
+          "is bitwise equal to that of a single process.",
       .examples =
           {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
            "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},

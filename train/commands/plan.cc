@@ -1,5 +1,5 @@
-// `lathe plan` forecasts the memory, time and disk space of a run, and finds changes with which it
-// fits.
+// Implements `lathe plan`: forecasts the memory, time and disk space of a run, and finds changes of
+// the config with which the run fits.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -33,8 +33,8 @@ double peak(const MemoryStats& m, Memory category) {
   return static_cast<double>(m.peak[static_cast<size_t>(category)]);
 }
 
-/// Returns a line with the memory that the config needs with amp.working_copies = `copies` and
-/// amp.cache = `cache`. `what` begins the line.
+/// Returns a line with the memory that the config needs if amp.working_copies = `copies` and
+/// amp.cache = `cache`. The line begins with `what`.
 std::string weight_line(LoadedConfig loaded, int ranks, const char* what, bool copies, bool cache) {
   AmpConfig& amp = loaded.config.amp;
   const bool is_own = amp.working_copies == copies && (copies || amp.cache == cache);
@@ -59,9 +59,9 @@ std::string weight_lines(const LoadedConfig& loaded, int ranks) {
 double units_of(const RunConfig& c) { return static_cast<double>(units_of_step(c)); }
 double micro_batches(const RunConfig& c) { return static_cast<double>(c.train.grad_accum); }
 
-/// Returns the MFU, as a share of the machine's highest measured matmul rate (its ceiling); nullopt
-/// if the ceiling was never measured. Sets `is_provisional` to whether the ceiling comes from so
-/// few measurements that it may be too low.
+/// Returns the MFU as a fraction of the highest matmul rate measured on this machine (its ceiling),
+/// or nullopt if the ceiling was never measured. Sets `is_provisional` to whether the ceiling may
+/// be too low, because it comes from only a few measurements.
 std::optional<double> mfu_of(const RunConfig& c, const Forecast& f, bool& is_provisional) {
   const int threads = c.train.threads > 0 ? static_cast<int>(c.train.threads) : default_threads();
   const auto ceiling = known_peak("cpu", threads, compute_dtype(c.amp));
@@ -83,7 +83,7 @@ double bubble_share(const RunConfig& c, const DryStep& d) {
 
 int64_t most_checkpoints(const Forecast& f) { return f.kept_checkpoints + 1; }
 
-/// The lines of a plan, each with a name and a value.
+/// Formats a plan as lines, each with a name and a value.
 class PlanText {
  public:
   PlanText(const RunConfig& config, const Forecast& forecast) : c_(config), f_(forecast) {}
@@ -125,14 +125,14 @@ class PlanText {
     std::string text = str(d_.ranks);
     if (replica > 1) text += str(" in groups of ", replica);
     text += str(", each with ", own_micro_batches(c_, d_), " of the ", c_.train.grad_accum,
-                " micro-batches of a step; memory is that of the one that needs the most");
+                " micro-batches of a step; memory is that of the process that needs the most");
     if (d_.replica.pipeline > 1) text += str(", in stage ", d_.stage, " of ", d_.replica.pipeline);
     line("processes", text);
   }
 
   void add_memory() {
-    // The memory of parameters and of the optimizer's state is constant. The other amounts are
-    // peaks during the steps.
+    // The memory of parameters and of the optimizer state is constant. The other amounts are peaks
+    // during the steps.
     const auto mapped = static_cast<double>(d_.mapped_bytes);
     line("memory: parameters", human_bytes(used(d_.made, Memory::parameters) + mapped) +
                                    (d_.has_copies ? " (with working copies)" : "") +
@@ -149,13 +149,13 @@ class PlanText {
                                       "written by the next update");
     }
     line("memory: program", bytes(f_.program_bytes));
-    // This is less than the sum of the peaks, which are reached at different times.
+    // The total is less than the sum of the peaks, because they are reached at different times.
     line("memory: peak",
          bytes(f_.peak_rss()) + " resident, " + bytes(d_.tensors()) + " of it tensors");
   }
 
   void add_time() {
-    // The dry run counts one micro-batch; a step has several.
+    // The dry run counts the FLOPs of one micro-batch, but a step has several.
     const FlopCount& flops = d_.whole_micro_batch;
     line("FLOPs a step",
          format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all",
@@ -173,7 +173,7 @@ class PlanText {
                     100 * f_.times.optimizer / step_s));
     if (d_.replica.pipeline > 1) add_bubble();
 
-    // A ceiling from few measurements may be too low; the MFU is then too high.
+    // A ceiling from few measurements may be too low, and the MFU is then too high.
     bool is_provisional = false;
     if (const auto mfu = mfu_of(c_, f_, is_provisional)) {
       line("mfu", format("%.0f%%", 100 * *mfu) +
@@ -206,7 +206,7 @@ class PlanText {
 };
 
 Json json_of(const RunConfig& c, const Forecast& f) {
-  // Keys that end in _mb are in MiB.
+  // Values of keys that end in _mb are in MiB.
   const auto mb = [](double bytes) { return bytes / (1 << 20); };
   const DryStep& d = f.dry;
   bool is_provisional = false;
@@ -238,17 +238,19 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"disk_bytes", d.checkpoint_bytes * most_checkpoints(f)}};
 }
 
-/// Returns an estimate of the step time and memory on GPUs, from their data sheets. Each GPU has a
-/// copy of the model and computes its share of the micro-batches.
+/// Returns an estimate of the step time and the memory on GPUs, computed from their data sheets.
+/// Assumes that each GPU has a copy of the model and computes its share of the micro-batches.
 std::string text_for(const RunConfig& c, const Forecast& f, const std::string& gpus) {
-  constexpr double reached = 0.4;  // share of the published rate that well-tuned training reaches
-  constexpr double context_bytes = 1e9;  // taken by CUDA and its libraries
+  // Fraction of the published rate that well-tuned training reaches.
+  constexpr double reached = 0.4;
+  constexpr double context_bytes = 1e9;  // memory that CUDA and its libraries take
   const auto [gpu, n] = parse_gpus(gpus);
   const double rate =
       reached * (compute_dtype(c.amp) == at::kFloat ? gpu.tf32_flops : gpu.bf16_flops);
   const auto count = static_cast<double>(n), trained = static_cast<double>(f.dry.trained);
 
-  // 28 bytes per parameter: the update reads and writes it and two states, and reads its gradient.
+  // An update moves 28 bytes per parameter: it reads and writes the parameter and two states, and
+  // reads the gradient.
   const double step_s = f.dry.micro_batch.matmul() * micro_batches(c) / rate / count +
                         28 * trained / gpu.bytes_per_second;
 
@@ -264,7 +266,8 @@ std::string text_for(const RunConfig& c, const Forecast& f, const std::string& g
 }
 
 /// Prints changes with which the run fits, as options of a command line. Returns Exit::no_fit if no
-/// changes are enough. `has_budget` is whether memory.budget is given, which the limit replaces.
+/// changes are enough. `has_budget` is whether the config sets memory.budget, which `limit` then
+/// replaces.
 Exit print_fit(const LoadedConfig& loaded, Overrides given, const Forecast& f,
                const std::string& limit, bool has_budget) {
   if (has_budget) given.emplace_back("memory.budget", "");
@@ -278,7 +281,7 @@ Exit print_fit(const LoadedConfig& loaded, Overrides given, const Forecast& f,
     return Exit::no_fit;
   }
   if (fit->empty()) {
-    std::cout << "the run stays within " << within << " as it is\n";
+    std::cout << "the run stays within " << within << " without changes\n";
     return Exit::done;
   }
 
@@ -290,7 +293,7 @@ Exit print_fit(const LoadedConfig& loaded, Overrides given, const Forecast& f,
   return Exit::done;
 }
 
-/// Returns the keys of --chart, "key=value,key=value".
+/// Parses the value of --chart, "key=value,key=value".
 Overrides chart_keys(const std::string& text) {
   Overrides keys;
   for (const std::string& word : comma_list(text)) {
@@ -306,13 +309,14 @@ Overrides chart_keys(const std::string& text) {
   return keys;
 }
 
-/// Prints the memory of the config without and with the keys of --chart.
+/// Prints a chart of the memory of the config, without and with the keys of --chart.
 Exit print_chart(const Arguments& a, const LoadedConfig& loaded, int ranks) {
   const std::string text = a.get("chart", "");
   const LoadedConfig other = load_with(loaded.path, key_arguments(a), chart_keys(text));
   check_process_count(other, ranks);
   check_tensor_ranks(other, ranks);
-  // Measure this first: forecasts leave memory allocated in this process.
+  // Measure the memory of the program first, because forecasts leave memory allocated in this
+  // process.
   const int64_t program = process_overhead_bytes();
   const auto forecast_of = [&](const LoadedConfig& of) {
     Forecast f = forecast(apply_memory_budget(of, ranks, program).loaded, ranks);
@@ -338,7 +342,7 @@ Exit run_plan(const Arguments& a) {
 
   const bool json = a.is_true("json");
   const std::string fit = a.get("fit", ""), gpus = a.get("for", "");
-  // Refuse wrong options before the forecast, which takes seconds.
+  // Refuse invalid options before the forecast, which takes seconds.
   if (!fit.empty() && fit != "true") parse_bytes(fit, "command line: --fit");
   if (!gpus.empty()) parse_gpus(gpus);
   const auto ranks = integer_between(a.get("ranks", "1"), 1, 4096);
@@ -365,7 +369,7 @@ Exit run_plan(const Arguments& a) {
   }
 
   const bool has_budget = !resolved.config.memory.budget.empty();
-  // With --fit, the search replaces the budget.
+  // With --fit, the search takes the place of the budget.
   const BudgetedConfig budget =
       fit.empty() ? apply_memory_budget(resolved, *ranks) : without_budget(resolved);
   const LoadedConfig& loaded = budget.loaded;

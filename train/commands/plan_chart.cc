@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* highest = "peak";
 
-/// A row of the chart: its name, and its bytes in each setting.
+/// A row of the chart: its name, and its bytes with each setting.
 struct Row {
   std::string name;
   std::vector<double> bytes;
@@ -65,7 +65,8 @@ std::string memory_chart(const std::vector<std::pair<std::string, Forecast>>& se
   double most = 0;
   for (const Row& row : rows) most = std::max(most, *std::ranges::max_element(row.bytes));
 
-  // The letter in a bar shows its setting; more than two settings take turns.
+  // A bar consists of the letter of its setting. With more than two settings, the two letters
+  // alternate.
   constexpr const char letters[] = "#=";
   std::string text;
   for (size_t s = 0; s < settings.size(); ++s)
@@ -76,7 +77,7 @@ std::string memory_chart(const std::vector<std::pair<std::string, Forecast>>& se
     for (size_t s = 0; s < row.bytes.size(); ++s) {
       const double share = row.bytes[s] / most;
       const auto length = static_cast<size_t>(std::lround(bar_width * share));
-      // Give every amount above 0 a visible bar.
+      // Give every amount above 0 a bar that is visible.
       const std::string bar(row.bytes[s] > 0 ? std::max<size_t>(length, 1) : 0, letters[s % 2]);
       text += format("%-*s%-*s %9s\n", name_width, s == 0 ? row.name.c_str() : "", bar_width,
                      bar.c_str(), human_bytes(row.bytes[s]).c_str());

@@ -9,19 +9,19 @@
 
 namespace lathe {
 
-/// Returns the memory of a forecast by category, as pairs of a name and bytes. "parameters",
-/// "optimizer", "checkpoints" (the copy that a background save writes) and "program" are constant.
-/// The others are peaks during the steps. They are reached at different times, so their sum is not
-/// the peak of the process.
+/// Returns the memory of a forecast by category, as pairs of a name and bytes. The amounts of
+/// "parameters", "optimizer", "checkpoints" (the copy that a background save writes) and "program"
+/// are constant. The amounts of the other categories are peaks during the steps. These peaks are
+/// reached at different times, so the sum of all amounts is not the peak of the process.
 std::vector<std::pair<std::string, double>> memory_by_category(const Forecast& forecast);
 
 /// Returns bytes as a number with a decimal unit, such as "745.0 MB".
 std::string human_bytes(double bytes);
 
-/// Returns a chart with a line for the name of each setting, and a line with a bar for each
-/// category and setting, and for the peak of each setting. Categories without memory are left out.
-/// Lines with bars have at most 80 columns, and all bars have the same scale. `settings` has a name
-/// and a forecast for each setting.
+/// Returns a chart with a line for the name of each setting, a line with a bar for each category
+/// and setting, and a line with a bar for the peak of each setting. Leaves out categories that take
+/// no memory. Lines with bars have at most 80 columns, and all bars have the same scale. `settings`
+/// has a name and a forecast for each setting.
 std::string memory_chart(const std::vector<std::pair<std::string, Forecast>>& settings);
 
 }  // namespace lathe

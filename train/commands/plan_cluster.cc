@@ -21,17 +21,18 @@
 namespace lathe {
 namespace {
 
-constexpr size_t shown_layouts = 8;  // how many that fit, and how many that don't, are shown
+// Largest number of layouts to show, of those that fit and of those that don't.
+constexpr size_t shown_layouts = 8;
 
 /// The input and the result of a plan for a cluster.
 struct ClusterPlan {
   ClusterModel cluster{};
   StepWorkload step{};
   int64_t steps = 0;
-  double price = 0;         ///< price of a GPU for an hour; 0: not given
+  double price = 0;         ///< price of a GPU per hour; 0 if it is not given
   bool has_layout = false;  ///< whether --layout is given
   std::vector<std::string>
-      left_out{};  ///< a sentence for each request of the config that is not simulated
+      left_out{};  ///< a sentence for each part of the config that is not simulated
   LayoutSearch found{};
 
   double gpu_hours(const StepEstimate& e) const {
@@ -79,7 +80,7 @@ MatmulDtype dtype_of(const AmpConfig& amp) {
   return MatmulDtype::bf16;
 }
 
-/// Sets step.state_bytes, the bytes of optimizer state per parameter, from the state that the
+/// Sets step.state_bytes, the bytes of optimizer state per parameter, as in the state that the
 /// optimizer makes for a large matrix. Sets step.faults.tensor if the optimizer can't update parts
 /// of a matrix.
 void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
@@ -100,8 +101,8 @@ void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
     step.faults.tensor = "the optimizer needs complete tensors, which dist.tensor cuts";
 }
 
-/// Adds, for each axis along which train() refuses to divide a run with this config, the reason
-/// (train/step/shares.h, train/session/session.cc).
+/// Fills in `faults`. For each axis along which train() refuses to divide a run with this config,
+/// adds the reason (train/step/shares.h, train/session/session.cc).
 void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
   const auto add = [](std::string& fault, const std::string& why) {
     if (fault.empty()) fault = why;
@@ -115,7 +116,7 @@ void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
 
   if (c.memory.update_in_backward) {
     for (std::string* fault : {&faults.tensor, &faults.pipeline})
-      add(*fault, "memory.update_in_backward is not supported with it");
+      add(*fault, "memory.update_in_backward is not supported with this parallelism");
   }
 
   if (c.memory.offloads("parameters")) {
@@ -163,7 +164,7 @@ StepWorkload step_of(LoadedConfig loaded) {
   return step;
 }
 
-/// Returns a sentence for each request of the config that the simulator leaves out.
+/// Returns a sentence for each part of the config that the simulator leaves out.
 std::vector<std::string> left_out_of(const RunConfig& c) {
   std::vector<std::string> notes;
   if (adapters_of(c).rank > 0) {
@@ -210,12 +211,12 @@ double exposed(const StepEstimate& e) {
   return e.data.exposed + e.tensor.exposed + e.context.exposed + e.pipeline.exposed;
 }
 
-/// Returns why Lathe can't train with a layout; empty if it can.
+/// Returns the reason why Lathe can't train with a layout. Empty if it can.
 std::string lathe_fault(const ClusterPlan& p, const ParallelLayout& l) {
   return lathe_fault(l, p.step, p.cluster.software.sequence_parallel);
 }
 
-/// Returns the keys with which Lathe runs a layout, or why it can't.
+/// Returns the keys with which Lathe trains with a layout, or the reason why it can't.
 std::string lathe_text(const ClusterPlan& p, const ParallelLayout& l) {
   const std::string fault = lathe_fault(p, l);
   if (!fault.empty()) return "can't train with this layout: " + fault;
@@ -399,7 +400,7 @@ const Flags& cluster_flags() {
        "Assume a link of this many Gbit/s from each GPU to other nodes. Default: 400G."},
       {"layout",
        "Divide the work among the GPUs in this way, such as data=8,shard=3,tensor=8; context, "
-       "pipeline, virtual, micro and recompute can be set too. Default: search for the fastest "
+       "pipeline, virtual, micro and recompute can also be set. Default: search for the fastest "
        "layouts that fit; exit code 10 means that none fits."},
       {"software",
        "Simulate this software: compiled, eager, fused, megatron or megatron-2021. Default: "

@@ -25,7 +25,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the sum of a_i b_i, rounded to T after each product and each addition.
+/// Returns the dot product of a and b. Rounds to T after each product and each addition.
 template <class T>
 double running_dot(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.to(c10::CppTypeToScalarType<T>::value),
@@ -52,14 +52,14 @@ AccumulationError errors_of(const at::Tensor& a64, const at::Tensor& b64, int64_
   return e;
 }
 
-/// Returns whether the gradients of an op's outputs are float16, or are rounded to it, under
-/// autocast in a GPT.
+/// Returns whether, with autocast in a GPT, the gradients of the op's outputs are float16 or are
+/// rounded to float16.
 bool is_low(const Node& node) {
   const std::string name = node.name();
   return name == "linear" || name == "attention" || name == "gelu";
 }
 
-/// Counts the exponents of t's elements in `bins`; returns how many elements are zero.
+/// Counts the exponents of t's elements in `bins`. Returns how many elements are zero.
 int64_t count_exponents(const at::Tensor& t, std::vector<double>& bins) {
   const at::Tensor host = t.to(at::kCPU, at::kFloat).contiguous();
   const float* p = host.const_data_ptr<float>();
@@ -85,8 +85,8 @@ struct Seen {
   bool overflow = false;
 };
 
-/// Runs one pass over the batches at a loss scale, and calls `on_gradient` with each gradient of
-/// the ops of is_low(), converted to `compute`.
+/// Runs one pass over the batches at a loss scale. Converts each gradient of the ops of is_low() to
+/// `compute`, and calls `on_gradient` with it.
 Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& batches,
               at::ScalarType compute, float scale,
               const std::function<void(const at::Tensor&)>& on_gradient) {
@@ -95,7 +95,7 @@ Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& ba
     if (!g.defined()) return;
     seen.overflow = seen.overflow || !std::isfinite(g.abs().amax().item<double>());
     if (!is_low(node)) return;
-    // A matmul that adds a residual receives a float32 gradient and rounds it first.
+    // A matmul that adds a residual receives a float32 gradient, which it rounds first.
     const at::Tensor low = g.to(compute);
     seen.overflow = seen.overflow || !std::isfinite(low.abs().amax().item<double>());
     seen.elements += low.numel();
@@ -144,8 +144,8 @@ std::string accumulation_table(const std::vector<AccumulationError>& errors) {
 
 namespace {
 
-/// While alive, matmuls use ATen's kernels, so that passes in float32 and in float16 have the same
-/// nodes.
+/// Makes matmuls use ATen's kernels until destroyed, so that passes in float32 and in float16 have
+/// the same nodes.
 struct AtenKernelsOnly {
   AtenKernelsOnly() { use_kernels(false); }
   ~AtenKernelsOnly() { use_kernels(on); }
@@ -166,7 +166,8 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
 
   const auto clone = loaded.model->clone();
   Model& model = *clone;
-  move_to(model, loaded.device, at::kFloat);  // the clone has float32 parameters, no working copies
+  // The clone then has float32 parameters and no working copies.
+  move_to(model, loaded.device, at::kFloat);
 
   GradientExponents e;
   constexpr size_t bins = GradientExponents::highest - GradientExponents::lowest + 1;
@@ -176,7 +177,7 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   const Seen wide = run_pass(model, task, drawn, at::kFloat, 1,
                              [&](const at::Tensor& g) { count_exponents(g, e.activations); });
 
-  // The gradients of weights are sums over the batches; divide them to get the mean.
+  // The gradients of weights are summed over the batches, so divide them to get the mean.
   double weights = 0;
   for (const auto& p : trained_parameters(model)) {
     if (p.parameter.dim() < 2) continue;
@@ -188,7 +189,7 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   to_shares(e.weights, weights);
   e.zeros = static_cast<double>(wide.zeros) / static_cast<double>(wide.elements);
 
-  // Subtract the zeros that float32 has, too.
+  // Do not count elements that are also zero in float32.
   const auto at_scale = [&](const std::string& name, float scale) {
     zero_grad(model);
     const Seen low = run_pass(model, task, drawn, at::kHalf, scale, nullptr);
@@ -200,7 +201,8 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   for (const float scale : {1.0f, 8.0f, 1024.0f})
     e.passes.push_back(at_scale(format("%g", scale), scale));
 
-  // Dynamic scaling doubles the scale until a step overflows, and then halves it.
+  // Dynamic scaling doubles the scale until a step overflows, and then halves it. Find the scale
+  // where it settles.
   GradientExponents::Pass settled = at_scale("dynamic", 65536);
   while (settled.overflow && settled.scale > 1)
     settled = at_scale("dynamic", static_cast<float>(settled.scale / 2));
@@ -215,7 +217,7 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
 
 std::string exponents_text(const GradientExponents& e) {
   std::ostringstream out;
-  // Print only the range of exponents whose shares print as at least 0.01%.
+  // Print only the range of exponents that have a share of at least 0.01% after rounding.
   const auto used = [&](size_t i) { return e.activations[i] >= 5e-5 || e.weights[i] >= 5e-5; };
 
   size_t first = 0, last = e.activations.size() - 1;
@@ -234,7 +236,7 @@ std::string exponents_text(const GradientExponents& e) {
              std::string(23 - stars, ' ');
     };
 
-    // The smallest normal number of float16 is 2^-14, and its smallest subnormal one 2^-24.
+    // The smallest normal number of float16 is 2^-14, and its smallest subnormal number is 2^-24.
     const char* note = exponent == -15   ? "  < here float16 is subnormal"
                        : exponent == -25 ? "  < from here down, float16 rounds to 0 or 2^-24"
                                          : "";
@@ -277,18 +279,20 @@ std::string exponents_svg(const GradientExponents& e) {
         << format("<text x=\"%.1f\" y=\"%g\">%s</text>\n", x_of(from) + 4, top + 14, text);
   };
 
-  // Float16 has subnormal numbers from 2^-24 to 2^-14 and normal ones up to 65504, just below 2^16.
+  // Float16 has subnormal numbers from 2^-24 to 2^-14 and normal numbers up to 65504, just below
+  // 2^16.
   zone(GradientExponents::lowest, -24, "#fde4e4", "zero in float16");
   zone(-24, -14, "#fdf3dc", "subnormal");
   zone(-14, 16, "#e9f5e9", "normal in float16");
   zone(16, GradientExponents::highest + 1, "#fde4e4", "");
 
   const double step = x_of(1) - x_of(0);
-  // The two bars of an exponent stand side by side, each a little narrower than half a step.
+  // The two bars of an exponent are next to each other, each a little narrower than half of the
+  // step between exponents.
   const auto bars = [&](const std::vector<double>& shares, double shift, const char* color) {
     for (size_t i = 0; i < shares.size(); ++i) {
       if (shares[i] == 0) continue;
-      // The 30 units below the top are left for the labels of the zones.
+      // The 30 units at the top are left for the labels of the zones.
       const double h = (bottom - top - 30) * shares[i] / most;
       out << format("<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>\n",
                     x_of(GradientExponents::lowest + static_cast<double>(i)) + shift * step,

@@ -1,4 +1,4 @@
-// `lathe predict` applies a model for tables, arrays or images to new examples.
+// Implements `lathe predict`, which applies a model for tables, arrays or images to new examples.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/softmax.h>
 #include <signal.h>
@@ -27,7 +27,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the shortest decimal text that is read as the same float32 (a probability) or float64.
+/// Returns the shortest decimal text that is read as the same value. Probabilities are float32,
+/// other numbers are float64.
 template <class Number>
 std::string number_text(Number x) {
   char text[64];
@@ -38,8 +39,8 @@ std::string number_text(Number x) {
 /// Returns the number with the fewest decimal digits that is within `tolerance` of x.
 double with_fewest_digits(double x, double tolerance) {
   if (!std::isfinite(x)) return x;
-  // Start with so few digits that decimals are more than two tolerances apart. Then at most one
-  // decimal is near enough, and it is found here even if it has fewer digits.
+  // Start with so few digits that neighboring decimals are more than two tolerances apart. Then at
+  // most one decimal is within the tolerance, and this loop finds it even if it has fewer digits.
   const double few = std::floor(std::log10(std::abs(x) / (2 * tolerance)));
   for (int digits = static_cast<int>(std::clamp(few, 1.0, 16.0)); digits < 17; ++digits) {
     char text[64];
@@ -53,25 +54,26 @@ double with_fewest_digits(double x, double tolerance) {
   return x;
 }
 
-/// Returns an output of the model in the target's units, with as many digits as the output
-/// justifies. Computes in float64, since float32 loses digits if the mean is far above the
-/// deviation.
+/// Returns an output of the model in the units of the target, with only as many digits as the
+/// float32 output justifies. Computes in float64, because float32 would lose digits if the mean is
+/// far above the deviation.
 double in_raw_units(float y, double scale, double mean) {
   const double step =
       std::nextafter(std::abs(y), std::numeric_limits<float>::infinity()) - std::abs(y);
   return with_fewest_digits(y * scale + mean, step * scale / 2);
 }
 
-/// The form of predictions as text: CSV, or JSON Lines.
+/// Formats predictions as CSV or as JSON Lines.
 class PredictionFormat {
  public:
-  /// `id` is the name of the column of ids ("file" for images); if it is empty, rows are numbered.
+  /// `id` is the name of the column of ids ("file" for images). If `id` is empty, rows are
+  /// numbered.
   PredictionFormat(bool json, bool classifies, std::string id, const ExampleEncoding& encoding);
-  /// Returns the header line of a CSV file; empty for JSON Lines.
+  /// Returns the header line of a CSV file. Empty for JSON Lines.
   std::string header() const;
   /// Returns a text that is near the beginning of a file of predictions, for check_output().
   std::string mark() const;
-  /// Returns the line of a row, with its probabilities or numbers. Rows are counted from 1.
+  /// Returns the line of a row with its probabilities or numbers. Row numbers begin at 1.
   std::string line(int64_t row, const std::string& id, const std::vector<double>& numbers) const;
 
  private:
@@ -84,7 +86,7 @@ class PredictionFormat {
 
   bool json_, classifies_;
   std::string id_;
-  std::vector<std::string> names_;  // names of the classes or outputs
+  std::vector<std::string> names_;  // names of the classes or of the outputs
 };
 
 PredictionFormat::PredictionFormat(bool json, bool classifies, std::string id,
@@ -104,7 +106,7 @@ std::string PredictionFormat::header() const {
   if (classifies_) columns.push_back("class");
   for (const std::string& name : names_) columns.push_back(classifies_ ? "p_" + name : name);
 
-  // The id column may have the name of another column; it is then called "id".
+  // If another column has the name of the id column, the id column is called "id".
   const bool is_taken = std::find(columns.begin(), columns.end(), id_) != columns.end();
   std::string text = id_.empty() ? "row" : csv_field(is_taken ? "id" : id_);
   for (const std::string& column : columns) text += "," + csv_field(column);
@@ -151,7 +153,7 @@ std::string PredictionFormat::json_line(int64_t row, const std::string& id,
   return text + (classifies_ ? "}}\n" : "]}\n");
 }
 
-/// Writes to standard output, or to a file that is renamed to its final name once it is complete.
+/// Writes to standard output, or to a file that gets its final name once it is complete.
 class PredictionOut {
  public:
   explicit PredictionOut(const std::optional<fs::path>& path) : path_(path) {
@@ -166,7 +168,7 @@ class PredictionOut {
   PredictionOut(const PredictionOut&) = delete;
   PredictionOut& operator=(const PredictionOut&) = delete;
 
-  /// Writes lines. Returns false if standard output was closed by its reader.
+  /// Writes lines. Returns false if the reader of standard output has closed it.
   bool write(const std::string& lines) {
     if (path_) {
       file_.write(lines);
@@ -183,7 +185,8 @@ class PredictionOut {
   }
 
  private:
-  // Each process has its own unfinished file, since another may write predictions to the same path.
+  // Each process has an unfinished file of its own, since another process may write predictions to
+  // the same path.
   std::string prefix() const { return path_->string() + ".unfinished-"; }
   fs::path unfinished() const { return str(prefix(), getpid()); }
   /// Removes the unfinished files that killed processes have left for this path.
@@ -208,7 +211,7 @@ class PredictionOut {
   OutputFile file_;
 };
 
-/// Runs a model on the examples of a file, a batch at a time.
+/// Runs a model on the examples of a file in batches.
 class Predictor {
  public:
   Predictor(const LoadedModel& m, const ExampleEncoding& encoding, int64_t batch_size)
@@ -222,8 +225,8 @@ class Predictor {
   bool is_full() const { return waiting_ == inputs_.size(0); }
   /// Adds an example to the batch, normalized as in training.
   void add(std::span<const double> raw);
-  /// Runs the batch and empties it. Returns the probabilities, or the numbers in raw units, of each
-  /// of its examples.
+  /// Runs the batch and empties it. For each example, returns the probabilities, or the numbers in
+  /// the units of the target.
   std::vector<std::vector<double>> run();
 
  private:
@@ -268,15 +271,15 @@ std::vector<std::vector<double>> Predictor::run() {
   return all;
 }
 
-/// Throws Exit::usage for a language model. Needs only the run's state, so no weights are loaded
-/// yet.
+/// Throws Exit::usage for a language model. Needs only the run's state, so it can be called before
+/// weights are loaded.
 void check_not_language(const std::string& run, const RunState& state) {
   if (state.sizes.outputs > 0) return;
   fail(Exit::usage, run, " is a language model; `lathe generate ", run,
        "` continues a text with it, and `lathe eval ", run, " FILE` scores one");
 }
 
-/// Returns whether --out asks for JSON Lines.
+/// Returns whether the file name in --out requests JSON Lines.
 bool wants_json(const Arguments& arguments) {
   if (!arguments.flags.contains("out")) return false;
   const fs::path out = arguments.get("out", "");
@@ -301,7 +304,7 @@ struct NewExamples {
   bool has_ids = false;
 };
 
-/// Reads everything once, so that a bad line ends the command before anything is written.
+/// Reads all examples once, so that an invalid line ends the command before anything is written.
 NewExamples survey_new(ExampleSource& source, const std::string& file, ProgressReporter& meter) {
   NewExamples found;
   meter.begin("read", source.bytes());
@@ -314,7 +317,7 @@ NewExamples survey_new(ExampleSource& source, const std::string& file, ProgressR
   return found;
 }
 
-/// Throws Exit::diverged for numbers that are not finite.
+/// Throws Exit::diverged if a prediction is not finite.
 void check_finite(const std::vector<double>& numbers, int64_t row) {
   const auto is_bad = [](double x) { return !std::isfinite(x); };
   const auto bad = std::find_if(numbers.begin(), numbers.end(), is_bad);
@@ -325,7 +328,7 @@ void check_finite(const std::vector<double>& numbers, int64_t row) {
        "model's weights have diverged");
 }
 
-/// Predicts all examples, a batch at a time. Ends early if standard output is closed by its reader.
+/// Predicts all examples in batches. Ends early if the reader of standard output has closed it.
 void predict_all(ExampleSource& source, ProgressReporter& meter, Predictor& predictor,
                  const PredictionFormat& format, PredictionOut& out) {
   bool is_read = out.write(format.header());

@@ -26,7 +26,7 @@
 namespace lathe {
 namespace {
 
-/// Flags that make `lathe prepare` read text as documents. text_flags() adds the other flags of
+/// Flags that make `lathe prepare` read text as documents. text_flags() also has the other flags of
 /// text.
 const std::vector<const char*> document_flags{
     "format",      "field",   "separator", "chat-template", "dedup",
@@ -37,8 +37,8 @@ std::vector<const char*> text_flags() {
   return all;
 }
 
-/// Returns whether the inputs are read as documents: if a flag of document_flags is given, or an
-/// input is a JSON Lines file, a compressed file or standard input.
+/// Returns whether the inputs are read as documents. They are if a flag of document_flags is given,
+/// or if an input is a JSON Lines file, a compressed file or standard input.
 bool is_documents(const Arguments& arguments) {
   for (const char* flag : document_flags) {
     if (arguments.flags.contains(flag)) return true;
@@ -49,8 +49,8 @@ bool is_documents(const Arguments& arguments) {
   return false;
 }
 
-/// Returns whether some of the files are texts, not JSON Lines. Throws Exit::usage for a flag that
-/// applies to none of them, since it would have no effect.
+/// Returns whether some of the files are texts and not JSON Lines. Throws Exit::usage for a flag
+/// that would have no effect, because it applies to none of the files.
 bool has_texts(const Arguments& arguments, const DocumentSource& source) {
   bool lines = false, texts = false;
   for (const std::string& file : source.files) (is_jsonl(source, file) ? lines : texts) = true;
@@ -79,12 +79,12 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
       "format", "auto", {"auto", "text", "jsonl", "instructions", "preferences", "images"});
   const bool preferences = o.source.format == "preferences",
              instructions = o.source.format == "instructions";
-  // A line of instructions has messages in place of a text.
+  // A line of instructions has messages instead of a text.
   o.source.field = arguments.get("field", instructions ? "messages" : o.source.field);
   o.source.separator = arguments.get("separator", "");
   const bool texts = has_texts(arguments, o.source);
 
-  // Collecting a vocabulary of characters takes a separate pass, and standard input can be read
+  // Collecting a vocabulary of characters takes a separate pass, but standard input can be read
   // only once.
   if (tokenizer == "char")
     fail(Exit::usage,
@@ -141,7 +141,7 @@ Exit prepare_plain(const Arguments& arguments, const std::string& tokenizer, boo
   return Exit::done;
 }
 
-/// Prepares files as binary data: every byte becomes a token.
+/// Prepares files as binary data, in which every byte becomes a token.
 Exit prepare_binary(const Arguments& arguments) {
   const std::string what = "files of text; --binary takes files as they are";
   refuse_flags(arguments, document_flags, what.c_str());
@@ -154,7 +154,7 @@ Exit prepare_binary(const Arguments& arguments) {
   return prepare_plain(arguments, "byte", /*binary=*/true);
 }
 
-/// Throws Exit::usage for a compressed table, which would be read as a text.
+/// Throws Exit::usage for a compressed table, which would otherwise be read as a text.
 void check_not_compressed_table(const fs::path& file) {
   const std::string inner = lower_extension(file.stem());
   if (has_compressed_name(file) && (inner == ".csv" || inner == ".tsv" || inner == ".tab"))
@@ -189,7 +189,7 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
          " is not NAME=PATH:SHARE, such as web=corpus/web:0.7");
   MixturePart part{text.substr(0, equals), 1};
   std::string path = text.substr(equals + 1);
-  // A path may contain colons: what follows the last one is a share only if it is a number.
+  // A path may contain colons, so the part after the last colon is a share only if it is a number.
   if (colon != std::string::npos && colon > equals) {
     const ConfigValue share = read_value(text.substr(colon + 1), 0.0);
     if (const auto* number = std::get_if<double>(&share)) {
@@ -200,8 +200,9 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
   return {part, path};
 }
 
-/// Returns a checksum of the sources, the content of the tokenizer and the chat template, and all
-/// options except the number of workers. Prepared sources are kept only if it does not change.
+/// Returns a checksum that identifies the command: of the sources, the content of the tokenizer and
+/// of the chat template, and all options except the number of workers. Prepared sources are kept
+/// only if this checksum is unchanged.
 std::string identity(const Arguments& arguments) {
   std::string all;
   for (const auto& [flag, value] : arguments.flags) {
@@ -220,7 +221,7 @@ std::string identity(const Arguments& arguments) {
   return str(d.high, "-", d.low);
 }
 
-/// Returns the checksum of the files of a source, with their paths. `meter` shows the progress, and
+/// Returns a checksum of the files of a source and their paths. `meter` shows the progress, and
 /// throws if a stop is requested.
 std::string input_checksum(const std::string& path, ProgressReporter& meter) {
   const std::vector<fs::path> files = expand_inputs({path});
@@ -239,16 +240,17 @@ std::string input_checksum(const std::string& path, ProgressReporter& meter) {
   return all.hex();
 }
 
-/// The file that records a mixture in progress: its command, and the checksum of the input of each
-/// source that was started.
+/// Name of the file that records a mixture in progress: the command, and the input checksum of each
+/// source whose preparation has begun.
 constexpr const char* mixture_record = ".unfinished-mixture";
 
 struct MixtureRecord {
-  std::optional<Json> inputs;     ///< the checksums, if the record is of this command
-  bool is_other_command = false;  ///< the record is of another command
+  /// Input checksum of each source; nullopt if there is no record of this command.
+  std::optional<Json> inputs;
+  bool is_other_command = false;  ///< whether the record is of another command
 };
 
-/// Reads the record in `out`, if there is one that is not damaged.
+/// Reads the record in the folder `out`. Ignores a record that is damaged.
 MixtureRecord read_mixture_record(const fs::path& out, const std::string& command) try {
   const std::string where = (out / mixture_record).string();
   const auto record = read_manifest_json(out, mixture_record);
@@ -272,8 +274,8 @@ void prepare_source(const Arguments& all, const std::string& path, const fs::pat
   prepare_words(one);
 }
 
-/// Prepares each source into its own folder in `out`. A source that the same command finished
-/// before it was interrupted is kept. Throws Exit::data if the input of such a source has changed.
+/// Prepares each source into a subfolder of `out`. Keeps the sources that the same command finished
+/// before it was interrupted. Throws Exit::data if the input of such a source has changed.
 void prepare_sources(const Arguments& arguments, const fs::path& out,
                      const std::vector<MixturePart>& parts, const std::vector<std::string>& paths) {
   const std::string command = identity(arguments);
@@ -282,8 +284,8 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
     return fs::exists(out / part.name / "manifest.json");
   };
 
-  // Without a record of this command, the folders in `out` are from elsewhere, so never replace
-  // them.
+  // If there is no record of this command, the folders in `out` were not written by it, so never
+  // replace them.
   for (const MixturePart& part : parts) {
     if (!recorded && is_made(part)) {
       fail(Exit::usage, (out / part.name).string(), " already holds data",
@@ -311,7 +313,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
         continue;
       }
 
-      // Record the checksum before the input is read, so that a change in the meantime is noticed.
+      // Record the checksum before the input is read, so that a later change is noticed.
       inputs[name] = input;
       write_manifest_json(out, {{"command", command}, {"inputs", inputs}}, mixture_record);
       prepare_source(arguments, paths[i], folder);
@@ -319,7 +321,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
     }
   } catch (...) {
     std::error_code error;
-    // Without a finished source there is nothing to resume.
+    // If no source is finished, there is nothing to resume.
     if (std::none_of(parts.begin(), parts.end(), is_made)) fs::remove(out / mixture_record, error);
     throw;
   }
@@ -328,7 +330,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
 Exit prepare_mixture(const Arguments& arguments) {
   if (!arguments.positionals.empty())
     fail(Exit::usage, "command line: ", arguments.positionals[0],
-         " cannot be combined with --source; name it as a source too");
+         " cannot be combined with --source; also name it as a source");
   if (const std::string format = arguments.get("format", "");
       format == "preferences" || format == "images")
     fail(Exit::usage, "command line: --format ", format,
@@ -343,7 +345,7 @@ Exit prepare_mixture(const Arguments& arguments) {
   const fs::path out = arguments.get("out", "");
   OutFolder::check(out);
 
-  // Check every source before preparing the first one, which may take hours.
+  // Check every source before preparing the first source, which may take hours.
   std::vector<MixturePart> parts;
   std::vector<std::string> paths;
   for (const std::string& text : arguments.lists.at("source")) {
@@ -363,7 +365,7 @@ Exit prepare_mixture(const Arguments& arguments) {
   const ClaimedFolder claim(out, "`lathe prepare`");
   prepare_sources(arguments, out, parts, paths);
   const int64_t tokens = write_mixture(out, parts);
-  // Remove the record last: until the mixture is written, the same command can resume.
+  // Remove the record last, so that the same command can resume until the mixture is written.
   remove_tree(out / mixture_record);
   log_info(out.string(), ": a mixture of ", parts.size(), " sources, ", tokens, " training tokens");
   return Exit::done;

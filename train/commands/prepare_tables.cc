@@ -22,7 +22,7 @@ std::vector<int64_t> read_shape(const std::string& text) {
   return shape;
 }
 
-/// Parses a size of images: "32", or "32,48" for height and width.
+/// Parses a size of images: "32" for a square, or "32,48" for height and width.
 ImageOptions read_image_size(const std::string& text) {
   constexpr int64_t most = 4096;
   std::vector<int64_t> sides;
@@ -136,7 +136,7 @@ Flags with_table_flags(Flags flags) {
 }
 
 Exit prepare_tables(const Arguments& arguments, std::vector<const char*> text_flags) {
-  // Tables have a separator, too.
+  // Tables also accept --separator.
   std::erase_if(text_flags, [](const char* name) { return std::string_view(name) == "separator"; });
   refuse_flags(arguments, text_flags, "text");
   ExampleOptions o;

@@ -1,4 +1,4 @@
-// The part of `lathe prepare` that is for tables, arrays and images.
+// Implements the parts of `lathe prepare` for tables, arrays and images.
 #pragma once
 
 #include <vector>
@@ -7,19 +7,19 @@
 
 namespace lathe {
 
-/// Throws Exit::usage if a flag of `names` was given. `what` is the kind of input that these flags
-/// are for, such as "text".
+/// Throws Exit::usage if any flag of `names` was given. `what` names the kind of input that has
+/// these flags, such as "text".
 void refuse_flags(const Arguments& arguments, const std::vector<const char*>& names,
                   const char* what);
-/// Returns the names of the flags that only tables, arrays and images have.
+/// Returns the names of the flags that only tables, arrays and images accept.
 std::vector<const char*> table_flag_names();
-/// Returns a command's own flags, followed by those of tables, arrays and images.
+/// Returns `flags`, followed by the flags of tables, arrays and images.
 Flags with_table_flags(Flags flags);
-/// Prepares tables and arrays. Throws Exit::usage for any of `text_flags`, the flags of text input,
-/// except --separator, which tables have too.
+/// Prepares tables and arrays. Throws Exit::usage if any of `text_flags`, the flags of text input,
+/// was given. The exception is --separator, which tables also accept.
 Exit prepare_tables(const Arguments& arguments, std::vector<const char*> text_flags);
-/// Prepares a folder of images by class. Throws Exit::usage for any of `text_flags` except
-/// --format, and for the flags of tables and arrays.
+/// Prepares a folder of images by class. Throws Exit::usage if any of `text_flags` except --format
+/// was given, or any flag of tables and arrays.
 Exit prepare_images(const Arguments& arguments, std::vector<const char*> text_flags);
 
 }  // namespace lathe

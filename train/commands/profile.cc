@@ -11,7 +11,7 @@
 namespace lathe {
 namespace {
 
-/// Parses a step such as "10", or a range such as "10:13", which is steps 10 to 12. Returns the
+/// Parses a step such as "10", or a range such as "10:13", which means steps 10 to 12. Returns the
 /// first step and the number of steps.
 std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
   const size_t colon = text.find(':');
@@ -27,10 +27,11 @@ std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
   return {first, last - first};
 }
 
-/// Returns the file that holds the memory of a run's profiled steps, which `lathe report` draws.
+/// Returns the file in which a run keeps the memory of its profiled steps. `lathe report` draws
+/// this memory.
 fs::path memory_file(const fs::path& run) { return run / "profile.json"; }
 
-/// Checks the flags and output files before profiling, which takes a while.
+/// Checks the flags and output files before the profile, which takes a while.
 void check_flags(const Arguments& a) {
   const bool lists_ops = a.is_true("ops");
   for (const char* other : {"trace", "kineto", "nvtx"}) {
@@ -46,8 +47,8 @@ void check_flags(const Arguments& a) {
   if (is_run(run)) check_output(a, memory_file(run), "\"categories\"");
 }
 
-/// Writes the traces that the flags ask for. For --kineto and --nvtx, runs `count` more steps from
-/// step `next` on, because the session has already trained the profiled ones.
+/// Writes the traces that the flags request. For --kineto and --nvtx, runs `count` more steps,
+/// beginning with step `next`, because the session has already trained the profiled steps.
 void write_traces(const Arguments& a, Session& session, const Data& data, const Profile& profile,
                   int64_t next, int64_t count) {
   const auto tell = [](const std::string& file) {
@@ -65,8 +66,8 @@ void write_traces(const Arguments& a, Session& session, const Data& data, const 
   if (a.is_true("nvtx")) run_with_nvtx(session, data, next, count);
 }
 
-/// Returns the recorded config of a checkpoint's run, with the keys of the command line. The run
-/// may have been moved since, so sets train.out_dir to its current folder.
+/// Returns the recorded config of a checkpoint's run, with the keys of the command line. Sets
+/// train.out_dir to the current folder of the run, because the run may have been moved.
 LoadedConfig config_of_run(const Arguments& a, const fs::path& checkpoint) {
   const fs::path run = fs::absolute(checkpoint).lexically_normal().parent_path().parent_path();
   Arguments named = a;
@@ -75,7 +76,7 @@ LoadedConfig config_of_run(const Arguments& a, const fs::path& checkpoint) {
   if (fs::exists(named.positionals[0])) {
     loaded = load_config_argument(named);
   } else {
-    // `lathe merge` writes only a checkpoint.
+    // `lathe merge` writes only a checkpoint and no config.toml.
     loaded.config = saved_config(read_state(checkpoint), checkpoint);
     if (const Overrides keys = key_arguments(a); !keys.empty())
       fail(Exit::usage, "command line: --", keys[0].first, ": ", a.positionals[0],

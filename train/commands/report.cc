@@ -1,6 +1,6 @@
-// `lathe report` inserts dygraphs and the data into a page, which is a string in the binary. The
-// page's content policy forbids every request. A curve of more than 1500 values is drawn as means
-// with a band from minimum to maximum.
+// Implements `lathe report`: inserts dygraphs and the data into a page, which is a string in the
+// binary. The page's content security policy forbids every request. A curve of more than 1500
+// values is drawn as means with a band from minimum to maximum.
 #include "train/commands/report.h"
 
 #include <algorithm>
@@ -26,11 +26,11 @@ extern const char* const report_template;  // report.html, which CMake embeds
 
 namespace {
 
-constexpr size_t short_curve = 150;  // points of the curves of layers and ranks
-constexpr const char* page_mark = "<title>Lathe: training report</title>";  // as in report.html
+constexpr size_t short_curve = 150;  // number of points in the curves of layers and ranks
+constexpr const char* page_mark = "<title>Lathe: training report</title>";  // a text of report.html
 
-/// Returns the path of a file of dygraphs, as installed by Debian's libjs-dygraphs or in another
-/// way.
+/// Returns the path of a file of dygraphs, which Debian's libjs-dygraphs or another package
+/// installed.
 fs::path library_file(const std::string& name) {
   for (const char* folder : {"/usr/share/javascript/dygraphs", "/usr/share/nodejs/dygraphs/dist",
                              "/usr/local/share/javascript/dygraphs"}) {
@@ -41,18 +41,19 @@ fs::path library_file(const std::string& name) {
        "libjs-dygraphs");
 }
 
-/// Returns a file of dygraphs without the line that names a source map, which debuggers would
-/// request.
+/// Returns a file of dygraphs without the line that names a source map, because debuggers would
+/// request that map.
 std::string library(const std::string& name) {
   std::string text = read_file(library_file(name), Exit::io);
   if (const size_t map = text.rfind("sourceMappingURL="); map != std::string::npos) {
-    const size_t begin = text.rfind('/', map) - 1;  // where // begins, or the byte before /*
+    // The position of // at the beginning of the comment, or of the byte before /*.
+    const size_t begin = text.rfind('/', map) - 1;
     text.erase(begin, text.find('\n', map) - begin);
   }
   return text;
 }
 
-/// Rounds to six digits, more than a screen can show. Values that are not finite become null.
+/// Rounds to six digits, more than a screen can show. Replaces values that are not finite by null.
 Json rounded(const std::vector<double>& values) {
   Json list = Json::array();
   for (const double v : values)
@@ -79,8 +80,8 @@ std::string time_text(double seconds) {
   return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local));
 }
 
-/// Returns the config fields for a run's kind of model, since defaults depend on the kind. `keys`
-/// are the keys of its config.toml, with values as TOML text.
+/// Returns the config fields for the model kind of a run, since defaults depend on the kind. `keys`
+/// are the keys of the run's config.toml, with values as TOML text.
 const std::vector<Field>& fields_of_run(const std::map<std::string, std::string>& keys) {
   const auto found = keys.find("model.kind");
   const std::string text = found == keys.end() ? "" : found->second;
@@ -88,7 +89,7 @@ const std::vector<Field>& fields_of_run(const std::map<std::string, std::string>
   return find_model_kind(kind) != nullptr ? RunConfig::schema(kind).fields() : all_fields();
 }
 
-/// Returns the keys of config.toml, those that are not at their defaults first.
+/// Returns the keys of config.toml, beginning with those that are not at their defaults.
 Json config_json(const fs::path& run) {
   std::map<std::string, std::string> defaults;
   const std::map<std::string, std::string> keys = config_keys(run);
@@ -123,24 +124,26 @@ Json profile_json(const fs::path& path) {
   return json;
 }
 
-/// Returns the machine of the newest checkpoint that can be read; "" if none can.
+/// Returns the machine of the newest checkpoint that can be read. Empty if no checkpoint can be
+/// read.
 std::string machine_of(const fs::path& run) {
   for (const fs::path& checkpoint : list_checkpoints(run)) {
     try {
       const RunState state = read_state(checkpoint);
       return str(state.device_model, ", ", state.isa, ", ", quantity(state.threads, "thread"));
-    } catch (const Error&) {  // an older one may be readable
+    } catch (const Error&) {  // an older checkpoint may be readable
     }
   }
   return "";
 }
 
 void add_curves(Json& json, const Curves& curves) {
-  // There are many curves of layers and ranks, so each keeps fewer points than the others.
+  // There are many curves of layers and ranks, so each of them keeps fewer points than other
+  // curves.
   size_t most = 0;
   Json all = Json::object(), layers = Json::array();
   for (const auto& [key, series] : curves.series) {
-    // Time is an axis of the page, not a curve.
+    // The page uses time as an axis, not as a curve.
     if (key == "time") continue;
     const bool is_layer = key.starts_with("layers/"), is_rank = key.starts_with("ranks/");
     all[key] = curve_json(series, is_layer || is_rank ? short_curve : report_buckets);
@@ -155,16 +158,18 @@ void add_curves(Json& json, const Curves& curves) {
   json["layers"] = std::move(layers);
 }
 
-/// Adds the axes of the page other than the step: time, and the count of tokens or samples.
+/// Adds the alternatives to the step as the axis of the page: time, and the number of tokens or
+/// samples.
 void add_axes(Json& json, const Curves& curves) {
   const Series* clock = curves.find("time");
   Reduced times;
   if (clock != nullptr) times = reduce(clock->steps, clock->values, report_buckets);
-  // reduce() gives each part the step of its last value, so take the time of that value, too.
+  // The step of each part that reduce() makes is that of its last value, so also take the time of
+  // that value.
   if (!times.low.empty()) times.mean = times.high;
   json["clock"] = {{"s", times.steps}, {"v", times.mean}};
 
-  // The page uses the mean number of tokens or samples per step.
+  // The page computes tokens or samples from their mean number per step.
   const Series* units = curves.find(curves.unit);
   const bool has_units = units != nullptr && units->steps.back() > 0;
   json["units_per_step"] =
@@ -213,14 +218,14 @@ Json run_json(const fs::path& run, const std::string& name) {
   return json;
 }
 
-/// Replaces `mark`, which must occur in `text`.
+/// Replaces `mark` in `text`. `mark` must occur in `text`.
 void fill(std::string& text, const std::string& mark, const std::string& with) {
   const size_t at = text.find(mark);
   LATHE_CHECK(at != std::string::npos, "the report's page has no ", mark);
   text.replace(at, mark.size(), with);
 }
 
-/// Returns the names of runs: their paths without the folders that all of them begin with.
+/// Returns the names of runs: their paths without the folders that all these paths begin with.
 std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
   std::vector<std::string> names;
   for (const fs::path& run : runs) names.push_back(without_trailing_slash(run).string());

@@ -1,4 +1,4 @@
-// `lathe runs` lists runs, and `lathe compare` compares two.
+// Implements `lathe runs`, which lists runs, and `lathe compare`, which compares two runs.
 #include "train/store/curves.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ Exit run_runs(const Arguments& arguments) {
          arguments.positionals.empty() ? "; name the one that holds runs" : "");
   }
 
-  // A run that can't be read does not hide the others; the exit code shows that it is missing.
+  // If a run can't be read, list the others. The exit code then shows that a run is missing.
   Exit exit = Exit::done;
   const auto report = [&](const std::string& why) {
     log_warn("not listed: ", why);
@@ -76,14 +76,15 @@ Exit run_runs(const Arguments& arguments) {
   return exit;
 }
 
-/// The distance between two curves at the steps that both have.
+/// The differences between two curves at the steps that both of them have.
 struct Distance {
-  int64_t steps = 0, first_difference = -1;  ///< common steps; first with different bits, or -1
+  /// Number of common steps; first step with different values, or -1.
+  int64_t steps = 0, first_difference = -1;
   double largest = 0, sum = 0, last_a = 0, last_b = 0;
-  int64_t at = 0, last = 0;  ///< step of the largest distance; last common step
+  int64_t at = 0, last = 0;  ///< step of the largest difference; last common step
 };
 
-/// Returns whether two numbers have the same bits. All NaNs count as the same.
+/// Returns whether two numbers are bitwise equal. All NaNs count as equal.
 bool same_bits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) ||
          (std::isnan(a) && std::isnan(b));
@@ -113,19 +114,21 @@ Distance distance(const Series& a, const Series& b) {
   return d;
 }
 
-/// Curves that have the same bits in two runs if both computed the same.
+/// Curves that are bitwise equal in two runs if both runs computed the same.
 const std::vector<std::string> exact{"loss",    "lr",         "grad_norm", "tokens",
                                      "samples", "loss_scale", "val_loss"};
 
-/// The differences of two runs: in their keys, and in the curves that both have.
+/// The differences between two runs: in their keys, and in the curves that both of them have.
 struct Comparison {
   std::vector<std::string> runs;  ///< the paths of both runs
   std::vector<std::pair<std::string, std::vector<std::string>>> keys;
   std::vector<std::pair<std::string, Distance>> distances{};
-  std::vector<std::optional<double>> best;  ///< the lowest validation loss of each
-  int64_t common = 0;                       ///< logged steps that both have
-  int64_t differing_step = -1;              ///< the first step with different bits; -1: none
-  std::string differing_curves{};           ///< the curves that differ there
+  /// Lowest validation loss of each run; nullopt if the run has none.
+  std::vector<std::optional<double>> best;
+  int64_t common = 0;  ///< number of logged steps that both runs have
+  /// First logged step with different values; -1 if there is none.
+  int64_t differing_step = -1;
+  std::string differing_curves{};  ///< names of the curves that differ at that step
 };
 
 Comparison compared(const Curves& a, const Curves& b) {
@@ -148,14 +151,15 @@ Comparison compared(const Curves& a, const Curves& b) {
     const Distance d = distance(series, *other);
     if (name == "loss") c.common = d.steps;
 
-    // The runs part at the first difference in any exact curve.
+    // The runs diverge at the first difference in any exact curve.
     if (is_exact && d.first_difference >= 0 &&
         (c.differing_step < 0 || d.first_difference <= c.differing_step)) {
       c.differing_curves =
           d.first_difference == c.differing_step ? c.differing_curves + ", " + name : name;
       c.differing_step = d.first_difference;
     }
-    // The distance between counts of tokens or samples is not informative.
+    // Counts of tokens or samples are left out, because the difference between them is not
+    // informative.
     if (name != "tokens" && name != "samples") c.distances.emplace_back(name, d);
   }
   return c;
@@ -207,9 +211,9 @@ std::string text_of(const Comparison& c) {
   if (c.best[0] && c.best[1])
     out << format("Best validation loss: a %.4f, b %.4f.\n", *c.best[0], *c.best[1]);
 
-  // Bits may have differed earlier, at steps that are not logged.
+  // Values may already have differed at earlier steps that are not logged.
   if (c.common == 0)
-    out << "They have no logged step in common.\n";
+    out << "The runs have no logged step in common.\n";
   else if (c.differing_step >= 0)
     out << "The first logged step with different bits is " << c.differing_step << ", in "
         << c.differing_curves << ".\n";

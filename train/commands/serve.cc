@@ -16,8 +16,8 @@ namespace {
 
 constexpr double grace_for_texts_s = 10, grace_for_answers_s = 5;
 
-/// Returns the API key that requests must send; "" if they need none. Throws Exit::usage if other
-/// machines could reach the server without a key.
+/// Returns the API key that requests must send. Empty if they need no key. Throws Exit::usage if
+/// other machines could reach the server without a key.
 std::string key_for(const std::string& host) {
   const char* const set = std::getenv("LATHE_API_KEY");
   const std::string key = set == nullptr ? "" : set;
@@ -29,7 +29,7 @@ std::string key_for(const std::string& host) {
   return key;
 }
 
-/// Returns the last component of a path that is not empty: "a" for "runs/a/".
+/// Returns the last non-empty component of a path, such as "a" for "runs/a/".
 std::string name_of(const fs::path& path) {
   fs::path full = fs::absolute(path).lexically_normal();
   if (!full.has_filename()) full = full.parent_path();
@@ -37,8 +37,8 @@ std::string name_of(const fs::path& path) {
 }
 
 Exit run_serve(const Arguments& arguments) {
-  // Use one arena. Otherwise malloc gives each connection thread its own arena and keeps the memory
-  // that is freed there, which adds 4 MB for each thousand requests.
+  // Make malloc use a single arena. Otherwise each connection thread gets an arena of its own,
+  // which keeps memory that is freed there, and memory grows by 4 MB for each thousand requests.
   mallopt(M_ARENA_MAX, 1);
 
   const auto whole = [&](const char* name, double otherwise, double least, double most) {
@@ -52,7 +52,7 @@ Exit run_serve(const Arguments& arguments) {
                 max_tokens = whole("max-tokens", 0, 0, 1e9);
   const double max_time = arguments.number("max-time", 600, between(0.001, 1e8), false);
   http.max_answer_seconds = max_time + 90;
-  // Each request has a thread: those that wait, those in the batch, and some that are refused.
+  // Each request has a thread: those that wait, those in the batch, and some that will be refused.
   http.connections = static_cast<size_t>(queue + batch + 64);
 
   const LoadedModel m = load_model_argument(arguments);
@@ -97,7 +97,7 @@ Command serve_command() {
           {{"host",
             "Listen on this address; any but a loopback address needs the environment variable "
             "LATHE_API_KEY, the key that clients must send. Default: 127.0.0.1."},
-           {"port", "Listen on this port; 0 takes any that is free. Default: 8000."},
+           {"port", "Listen on this port; 0 takes any free port. Default: 8000."},
            {"name", "Call the model by this name in requests. Default: the name of the folder."},
            {"batch", "Generate this many texts together. Default: 8."},
            {"queue",

@@ -8,8 +8,8 @@
 namespace lathe {
 namespace {
 
-/// Returns `text` with each of `characters` replaced by `with`, in which & stands for the
-/// character.
+/// Returns `text` with each of `characters` replaced by `with`. In `with`, & stands for the
+/// replaced character.
 std::string escaped(const std::string& text, const std::string& characters,
                     const std::string& with) {
   std::string out;
@@ -23,7 +23,7 @@ std::string escaped(const std::string& text, const std::string& characters,
   return out;
 }
 
-/// Returns the first clause of a doc, which fits into a menu.
+/// Returns the first clause of a sentence of the help, which is short enough for a menu.
 std::string first_clause(const std::string& doc) {
   std::string text = doc.substr(0, find_outside_parentheses(doc, {"; ", ". ", ", ", " ("}));
   if (text.ends_with('.')) text.pop_back();
@@ -36,7 +36,7 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-/// Returns the flags of a command, each followed by `end`, without the keys of the config.
+/// Returns the flags of a command, each followed by `end`. Leaves out the keys of the config.
 std::string flags_of(const Command& command, const std::string& end) {
   std::string words;
   for (const Flag& flag : command.flags) words += (words.empty() ? "" : " ") + flag.typed() + end;
@@ -49,13 +49,14 @@ std::string all_keys(const std::string& end) {
   return words;
 }
 
-/// Returns the values that a key may have, separated by spaces; "" if it has no list of choices.
+/// Returns the values that a key may have, separated by spaces. Empty if the key has no list of
+/// choices.
 std::string choices_of(const Field& field) {
   if (std::holds_alternative<bool>(field.initial)) return "true false";
   return joined(field.rule.choices);
 }
 
-/// Returns whether the usage of a command names a run among its words (not as the value of --out).
+/// Returns whether a positional of the command is a run. RUN as the value of --out does not count.
 bool takes_run(const Command& command) {
   return command.usage.starts_with("RUN") || command.usage.starts_with("PATH") ||
          command.usage.find("|RUN") != std::string::npos;
@@ -71,7 +72,8 @@ std::string bash() {
   std::string commands_text, flags, values, subcommands, takers;
   for (const Command& v : commands()) {
     commands_text += v.name + " ";
-    // Complete a flag with =, so that its value can be typed next; the script then adds no space.
+    // Complete a flag together with =, so that its value can be typed next. The script then adds no
+    // space.
     flags += "    " + v.name + ") flags=\"" + flags_of(v, "=") + (v.config_keys ? " $keys" : "") +
              "\" ;;\n";
     for (const Flag& flag : v.flags) {
@@ -93,7 +95,7 @@ std::string bash() {
       values += "    *' --" + f.key + "') values=\"" + words + "\" ;;\n";
   }
 
-  // In the script, `key` is set while a value is completed. Bash splits words at =, so the key and
+  // While a value is completed, `key` is set in the script. Bash splits words at =, so the key and
   // its value are separate words.
   return "# lathe's completion for bash: source <(lathe config completion bash)\n"
          "_lathe() {\n"
@@ -179,7 +181,8 @@ std::string zsh() {
       values += "      *' --" + f.key + "') compadd -- " + words + "; return ;;\n";
   }
 
-  // For a word that contains =, the script completes the choices of its key, or files.
+  // For a word that contains =, the script completes the choices of its key. If the key has no
+  // choices, it completes files.
   return "#compdef lathe\n"
          "# lathe's completion for zsh: lathe config completion zsh > ~/.zfunc/_lathe, with that "
          "folder in fpath\n"
@@ -255,7 +258,7 @@ std::string fish() {
     if (v.config_keys) with_keys += " " + v.name;
   }
 
-  // Each of these commands takes all keys, so one line for each key serves all of them.
+  // All these commands take all keys, so one line per key is enough for all of them.
   for (const Field& f : all_fields()) {
     const std::string choices = choices_of(f);
     text += "complete -c lathe -n '__fish_seen_subcommand_from" + with_keys + "' -l " + f.key +
@@ -288,7 +291,8 @@ std::string man_page() {
       ".SH NAME\nlathe \\- trains models from config files\n"
       ".SH SYNOPSIS\n.B lathe\n.I COMMAND ...\n"
       ".SH DESCRIPTION\nThe commands start, resume, measure and compare runs. The config of "
-      "a run is a TOML file. Its keys are options of the command line too, which override the "
+      "a run is a TOML file. Its keys are also options of the command line. The command line "
+      "overrides the "
       "environment (LATHE_TRAIN_STEPS=100), which overrides the file.\n"
       ".SH COMMANDS\n";
 
@@ -335,7 +339,7 @@ std::string cli_reference() {
       "    build/lathe train configs/quickstart.toml --train.steps=200\n\n"
       "Write an option as `--name=value` or `--name value`. Where a command takes the keys of the "
       "config, each\n"
-      "key is an option too: see [config.md](config.md). [exit-codes.md](exit-codes.md) lists the "
+      "key is also an option: see [config.md](config.md). [exit-codes.md](exit-codes.md) lists the "
       "exit codes.\n\n| "
       "command | purpose |\n|---|---|\n";
   for (const Command& v : commands())

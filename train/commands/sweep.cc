@@ -18,7 +18,8 @@ namespace {
 struct Description {
   std::string config;
   std::map<std::string, std::string> options;
-  std::vector<std::pair<std::string, Axis>> keys;  // each with the location that errors name
+  // Each axis, after the location that error messages name.
+  std::vector<std::pair<std::string, Axis>> keys;
 };
 
 /// Returns a scalar in the form in which a user would type it on the command line.
@@ -114,8 +115,8 @@ SweepOptions read_options(const Arguments& a) {
 }
 
 /// Fills the points of a plan. A random search draws the values of the keys, but trains each draw
-/// with every listed value of train.seed and data.fold. If the sweep has no other keys, it draws
-/// from these lists too.
+/// with every listed value of train.seed and data.fold. If the sweep has no keys except these two,
+/// it also draws from their lists.
 void add_points(SweepPlan& plan, const std::vector<Axis>& axes, const SweepOptions& o) {
   std::vector<Axis> drawn, repeated;
   for (const Axis& axis : axes) {
@@ -186,7 +187,7 @@ Exit run_sweep_command(const Arguments& given) {
   const std::set<std::string> known{"jobs", "samples", "seed", "out", "method", "eta", "min-steps"};
   const Description d = describe(given, known);
   Arguments arguments = given;
-  // From here on, options of the sweep file are treated like those of the command line.
+  // Below, options of the sweep file are treated like those of the command line.
   arguments.flags = d.options;
   const SweepOptions options = read_options(arguments);
 

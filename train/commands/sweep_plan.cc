@@ -18,8 +18,8 @@ namespace {
 
 constexpr int64_t most_points = 100000;
 
-/// Returns a number in [0, 1) that is the same on every platform, unlike those of std's
-/// distributions.
+/// Returns a random number in [0, 1). Unlike the results of std's distributions, it is the same on
+/// every platform.
 double uniform(std::mt19937_64& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
 
 std::string drawn(const Axis& axis, std::mt19937_64& random) {
@@ -33,8 +33,8 @@ std::string drawn(const Axis& axis, std::mt19937_64& random) {
   const bool log = axis.low > 0 && axis.high >= 10 * axis.low;
   const double x =
       log ? axis.low * std::pow(axis.high / axis.low, u) : axis.low + u * (axis.high - axis.low);
-  // Few digits are easier to read. A narrow range needs more of them, so that its draws differ and
-  // lie within it.
+  // Use few digits, which are easier to read. A narrow range needs more digits, so that its draws
+  // differ and lie within the range.
   for (int digits = 4; digits < 17; ++digits) {
     const std::string text = format("%.*g", digits, x);
     const double rounded = std::stod(text);
@@ -130,7 +130,7 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
       fail(Exit::usage, "command line: ", axis.key,
            " is a range, from which points are drawn; give their number as --samples");
     }
-    // The bound keeps the product of many lists from overflowing.
+    // This limit prevents an overflow of the product of many lists.
     if (!axis.values.empty())
       all = std::min(all * static_cast<int64_t>(axis.values.size()), int64_t{1} << 40);
   }
@@ -143,8 +143,8 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
   std::vector<Overrides> points;
   std::mt19937_64 random(seed);
   if (ranges) {
-    // Draws of integers may repeat a point; then draw again. There may be fewer different points
-    // than are wanted, so limit the number of draws.
+    // Draws of integers may repeat a point; then draw again. Limit the number of draws, because the
+    // number of different points may be smaller than the requested number.
     std::set<Overrides> taken;
     for (int64_t i = 0; i < 100 * wanted && std::ssize(points) < wanted; ++i) {
       Overrides point;
@@ -157,11 +157,11 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
   } else if (samples == 0) {
     for (int64_t i = 0; i < wanted; ++i) points.push_back(combination(axes, i));
   } else {
-    std::set<int64_t> taken;  // combinations that have been drawn
+    std::set<int64_t> taken;  // combinations that were drawn
     while (static_cast<int64_t>(taken.size()) < wanted) {
       int64_t index = static_cast<int64_t>(uniform(random) * static_cast<double>(all));
-      // If a draw is repeated, take the next combination that has not been drawn, so that the loop
-      // also ends if all are wanted.
+      // If a combination was drawn before, take the next one that was not, so that the loop ends
+      // even if all combinations are requested.
       while (!taken.insert(index).second) index = (index + 1) % all;
       points.push_back(combination(axes, index));
     }
@@ -203,7 +203,8 @@ PointState point_state(const Json& json, const std::string& where) {
 
 namespace {
 
-/// Returns a point's loss at a rung to sort by. A missing loss, or NaN, sorts after all others.
+/// Returns the loss of a point at a rung, for sorting. A missing loss, or NaN, sorts after all
+/// others.
 double sort_key(const PointState& point, size_t rung) {
   const double loss = rung < point.losses.size() ? point.losses[rung] : HUGE_VAL;
   return std::isnan(loss) ? HUGE_VAL : loss;
@@ -216,18 +217,18 @@ std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& po
                                                int64_t eta) {
   const auto waits = [&](size_t i) { return !running[i] && points[i].end.empty(); };
 
-  // First, points that were started but have not reached their target.
+  // First, continue points that were started but have not reached their target.
   for (size_t i = 0; i < points.size(); ++i) {
     if (waits(i) && points[i].target >= static_cast<int>(points[i].losses.size()))
       return {{i, points[i].target}};
   }
 
-  // Next, promotions, from the highest rung down. Points at the last rung are complete.
+  // Next, promote points, beginning at the highest rung. Points at the last rung are complete.
   for (size_t rung = rungs - 1; rung-- > 0;) {
-    std::vector<size_t> there;  // points that reached the rung, the best first
+    std::vector<size_t> there;  // points that reached the rung, beginning with the best
     for (size_t i = 0; i < points.size(); ++i) {
-      // A point that ended on its way to this rung counts as the worst, so that failures do not
-      // stop promotions.
+      // A point that ended on its way to this rung counts as the worst point, so that failures do
+      // not stop promotions.
       if (points[i].losses.size() > rung ||
           (!points[i].end.empty() && points[i].target >= static_cast<int>(rung)))
         there.push_back(i);
@@ -238,14 +239,14 @@ std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& po
     });
     there.resize(there.size() / static_cast<size_t>(eta));
 
-    // Only one in eta of them may continue.
+    // Only one in `eta` of these points may continue.
     for (const size_t i : there) {
       if (waits(i) && points[i].losses.size() == rung + 1) return {{i, static_cast<int>(rung) + 1}};
     }
   }
 
   for (size_t i = 0; i < points.size(); ++i) {
-    // The order of new points is that of the plan.
+    // Start new points in the order of the plan.
     if (waits(i) && points[i].target < 0) return {{i, 0}};
   }
   return std::nullopt;
@@ -266,7 +267,7 @@ std::vector<size_t> ranking(const std::vector<PointState>& points) {
 bool repeats_point(const std::string& key) { return key == "train.seed" || key == "data.fold"; }
 
 std::vector<std::string> point_names(const std::vector<Overrides>& points) {
-  // The last part of a key is enough if no other key of the sweep ends with it.
+  // The last part of a key is enough as a name if no other key of the sweep ends with it.
   const auto last_part = [](const std::string& key) { return key.substr(key.rfind('.') + 1); };
   const auto short_name = [&](const std::string& key) {
     const auto same = std::count_if(points[0].begin(), points[0].end(), [&](const auto& other) {
@@ -286,7 +287,8 @@ std::vector<std::string> point_names(const std::vector<Overrides>& points) {
       if (!plain && std::string_view("._+-=,").find(c) == std::string_view::npos) c = '_';
     }
 
-    // File names have at most 255 bytes, and .json and .log files are next to the run folders.
+    // File names have at most 255 bytes, including the suffixes .json and .log of the files next to
+    // the run folders.
     if (name.size() > 100) name.resize(100);
     if (name.ends_with(".json") || name.ends_with(".log")) name += "_";
     while (!taken.insert(name).second) name += str("-", i + 1);

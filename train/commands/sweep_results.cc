@@ -13,11 +13,11 @@
 namespace lathe {
 namespace {
 
-constexpr size_t max_report_runs = 16;  // more would make the report hard to read
+constexpr size_t max_report_runs = 16;  // a report of more runs would be hard to read
 
 std::string loss_text(double loss) { return std::isnan(loss) ? "-" : format("%.4f", loss); }
 
-/// Returns why a point ended: "finished", "pruned", "diverged", ...
+/// Returns how a point ended: "finished", "pruned", "diverged", ...
 std::string state_text(const SweepPlan& plan, const PointState& s) {
   if (!s.end.empty()) return s.end;
   return s.losses.size() == plan.rungs.size() ? "finished" : "pruned";
@@ -62,7 +62,7 @@ std::string groups_table(const std::vector<PointGroup>& groups) {
   return table.text();
 }
 
-/// The best point, with its name and its loss as texts.
+/// The best point: its name and its loss, as texts.
 struct Best {
   size_t point;
   std::string name, loss;
@@ -80,7 +80,8 @@ std::optional<Best> best_of(const SweepPlan& plan, const std::vector<PointState>
 
   const PointGroup& group = groups[0];
   if (group.finished == 0) return std::nullopt;
-  // Take the first run that finished. The others of the group differ from it only in seed or fold.
+  // Take the first run of the group that finished. Its other runs differ only in the seed or the
+  // fold.
   const size_t i = *std::find_if(group.points.begin(), group.points.end(), [&](size_t p) {
     return states[p].end.empty() && states[p].losses.size() == plan.rungs.size();
   });
@@ -98,8 +99,8 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
 
   const fs::path checkpoint = find_checkpoint(folder / "points" / names[best->point]);
   RunConfig config = saved_config(read_state(checkpoint), checkpoint);
-  // New runs start from this config, so remove the point's folder, and restore the keys that the
-  // sweep set for its runs.
+  // New runs start from this config, so remove the folder of the point, and restore the keys that
+  // the sweep overrode.
   const RunConfig given = load_config(plan.config, plan.keys_of(best->point)).config;
   config.train.out_dir.clear();
   config.train.pause_at = 0;
@@ -113,8 +114,9 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
            (folder / "best.toml").string());
 }
 
-/// Returns an object for each swept key, for report_page(): the values and losses of the points
-/// that finished, and the values of the other points, with the reason why they have no loss.
+/// Returns an object for each swept key, for report_page(). It has the values and losses of the
+/// points that finished. For the other points, it has the values and the reason why they have no
+/// loss.
 Json losses_by_key(const SweepPlan& plan, const std::vector<PointState>& states) {
   Json all = Json::array();
   for (size_t k = 0; k < plan.points.at(0).size(); ++k) {
@@ -145,7 +147,7 @@ std::string overrides_text(const Overrides& overrides) {
 
 void write_sweep_results(const SweepPlan& plan, const std::vector<std::string>& names,
                          const std::vector<PointState>& states, const fs::path& folder) {
-  // Successive halving compares single runs, so it has no means.
+  // Successive halving compares single runs, so its table has no means.
   const Overrides& keys = plan.points.at(0);
   const bool repeats =
       plan.rungs.size() == 1 &&
@@ -165,7 +167,7 @@ void write_sweep_results(const SweepPlan& plan, const std::vector<std::string>& 
     if (fs::exists(run / "metrics.jsonl") && runs.size() < max_report_runs) runs.push_back(run);
   }
 
-  // A missing chart library must not fail a sweep that is complete.
+  // A sweep that is complete must not fail because the chart library is missing.
   try {
     write_file_durably(folder / "report.html",
                        report_page(runs, /*refresh_s=*/0, losses_by_key(plan, states)));

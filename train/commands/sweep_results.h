@@ -6,11 +6,12 @@
 
 namespace lathe {
 
-/// Returns keys and values as on a command line, without dashes: "optim.lr=1e-3 train.seed=1".
+/// Formats keys and values as on a command line, without dashes: "optim.lr=1e-3 train.seed=1".
 std::string overrides_text(const Overrides& overrides);
 /// Writes table.txt, report.html and best.toml into the sweep's folder, and prints the table and
-/// the best point. `names` are those of the points, whose runs are points/NAME. Without successive
-/// halving, results are averaged over seeds and folds, and the point with the lowest mean is best.
+/// the best point. `names` are the names of the points; the run of each point is in points/NAME.
+/// Except with successive halving, averages the results over seeds and folds; the best point is
+/// then the one with the lowest mean loss.
 void write_sweep_results(const SweepPlan& plan, const std::vector<std::string>& names,
                          const std::vector<PointState>& states, const fs::path& folder);
 

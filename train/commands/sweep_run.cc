@@ -27,8 +27,9 @@
 namespace lathe {
 namespace {
 
-/// Starts the process `lathe WORDS...` of this binary, with its output in the file descriptor
-/// `out`. The new process gets a stop signal if this one dies. Returns -1 if it can't be started.
+/// Starts the process `lathe WORDS...` with this binary. Its output goes to the file descriptor
+/// `out`. The new process gets a stop signal if this process dies. Returns -1 if the process can't
+/// be started.
 pid_t start_lathe(std::vector<std::string> words, int out) {
   words.insert(words.begin(), "lathe");
   std::vector<char*> arguments;
@@ -40,20 +41,21 @@ pid_t start_lathe(std::vector<std::string> words, int out) {
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid != 0) return pid;
 
-  // Use only calls that are safe after a fork. The process has its own process group, so that
-  // Ctrl-C reaches it only through the sweep.
+  // Between fork and exec, use only calls that are safe there. Put the process into a process group
+  // of its own, so that Ctrl-C reaches it only through the sweep.
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   const int in = ::open("/dev/null", O_RDONLY);
 
-  // If the parent died before prctl, no signal will arrive, so exit now.
+  // If the parent died before prctl, no signal will arrive, so exit immediately.
   if (::getppid() != parent || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0 || ::dup2(in, 0) < 0)
     ::_exit(127);
   ::execv("/proc/self/exe", arguments.data());
   ::_exit(127);
 }
 
-/// Returns the milliseconds that `lathe plan` forecasts for a step; nullopt if it fails.
+/// Returns the milliseconds that `lathe plan` forecasts for a step. Returns nullopt if `lathe plan`
+/// fails.
 std::optional<double> planned_ms(std::vector<std::string> words) {
   words.insert(words.begin(), "plan");
   words.emplace_back("--json=true");
@@ -61,7 +63,8 @@ std::optional<double> planned_ms(std::vector<std::string> words) {
 
   if (::pipe2(ends, O_CLOEXEC) != 0) return std::nullopt;
   const pid_t pid = start_lathe(words, ends[1]);
-  // Only the new process may have this end of the pipe open: reading stops when it is closed.
+  // Only the new process may hold this end of the pipe open, because reading ends when the last
+  // holder closes it.
   ::close(ends[1]);
 
   std::string text;
@@ -72,7 +75,7 @@ std::optional<double> planned_ms(std::vector<std::string> words) {
 
   int status = -1;
   if (pid < 0 || ::waitpid(pid, &status, 0) != pid || status != 0) return std::nullopt;
-  // Log lines may precede the JSON.
+  // Log lines may come before the JSON.
   const size_t begin = text.rfind("\n{") == std::string::npos ? 0 : text.rfind("\n{") + 1;
   try {
     return json_real(parse_json(text.substr(begin), "plan", Exit::io), "ms_per_step", "plan",
@@ -92,8 +95,8 @@ class Sweep {
         threads_(threads),
         first_(load_config(plan_.config, plan_.keys_of(0))) {}
 
-  /// Creates the sweep's folder, or resumes the sweep in it. Throws Exit::usage if it holds another
-  /// sweep, and Exit::busy if another process runs it.
+  /// Creates the sweep's folder, or resumes the sweep in it. Throws Exit::usage if the folder holds
+  /// another sweep, and Exit::busy if another process is running the sweep.
   void open() {
     make_folders(folder_ / "points");
     lock_.emplace(folder_);
@@ -104,7 +107,8 @@ class Sweep {
       for (const auto& [key, value] : point) points.back()[key] = value;
     }
 
-    // An edited config makes it another sweep, so the checksum is part of the record.
+    // If the config was edited, it is another sweep, so the checksum of the config is part of the
+    // record.
     Json record{{"config", plan_.config},
                 {"config_xxh3", file_checksum(plan_.config)},
                 {"fixed", overrides_text(plan_.fixed)},
@@ -112,7 +116,7 @@ class Sweep {
                 {"eta", plan_.eta},
                 {"points", points}};
 
-    // The keys that the environment sets are part of the record, too.
+    // The keys that the environment sets are also part of the record.
     for (const auto& [key, origin] : first_.origins) {
       // Logging changes no result, and the number of threads is recorded separately.
       const bool is_free =
@@ -125,7 +129,7 @@ class Sweep {
     const fs::path path = folder_ / "sweep.json";
     if (fs::exists(path)) {
       Json there = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
-      // A resumed sweep keeps the threads that it began with, even on another machine.
+      // A resumed sweep keeps the number of threads with which it began, even on another machine.
       threads_ = static_cast<int>(json_integer(there, "threads", 0, 4096, path.string(), Exit::io));
       there.erase("threads");
       if (there != record) {
@@ -149,8 +153,8 @@ class Sweep {
     children_.resize(plan_.points.size(), 0);
   }
 
-  /// Runs until nothing is left to do, or until a stop is requested. Returns Exit::stopped in the
-  /// latter case.
+  /// Trains the points until none is left, or until a stop is requested. Returns Exit::stopped if
+  /// it was stopped.
   Exit run() {
     install_stop_handlers("the points that run, each with a checkpoint");
     log_plan();
@@ -241,8 +245,8 @@ class Sweep {
     write_file_durably(state_file(i), json_text(to_json(states_[i])) + "\n");
   }
 
-  /// Starts a point's process, with a rung as its target. It gets a stop signal if this process
-  /// dies.
+  /// Starts the process of a point, with a rung as its target. The process gets a stop signal if
+  /// this process dies.
   void begin(size_t i, int rung) {
     // Write the target before the process starts, so that a killed sweep resumes toward it.
     if (states_[i].target != rung) {
@@ -258,7 +262,7 @@ class Sweep {
     const bool at_end = static_cast<size_t>(rung) + 1 == plan_.rungs.size();
     const int64_t pause = at_end ? 0 : plan_.rungs[static_cast<size_t>(rung)];
     words.push_back("--train.pause_at=" + std::to_string(pause));
-    // Override keys of the config that could stop the run earlier, or refuse to resume it.
+    // Override the keys of the config with which the run could stop earlier or refuse to resume.
     words.emplace_back("--train.max_time=0");
     if (first_.config.checkpoint.resume == "never") words.emplace_back("--checkpoint.resume=auto");
 
@@ -322,7 +326,8 @@ class Sweep {
     } else if (exit == Exit::diverged || exit == Exit::memory) {
       return end(i, exit == Exit::diverged ? "diverged" : "out of memory");
     } else if (exit == Exit::busy &&
-               busy_++ < 600) {  // a process of a killed sweep may still be saving
+               // A process of an earlier sweep that was killed may still be saving this run.
+               busy_++ < 600) {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
       return;
     } else {
@@ -332,7 +337,7 @@ class Sweep {
                 point(i).string(), ".log has the reason; the same command resumes from there");
         failure_code_ = code > 0 && code < 10 ? exit : Exit::internal;
       }
-      ::raise(SIGTERM);  // stops the others, each with a checkpoint
+      ::raise(SIGTERM);  // stops the other points, each with a checkpoint
       return;
     }
 
@@ -360,7 +365,7 @@ class Sweep {
   LoadedConfig first_;  // the config of point 0
   std::optional<FolderLock> lock_;
   std::vector<PointState> states_;
-  std::vector<pid_t> children_;  // by point; 0: not running
+  std::vector<pid_t> children_;  // process of each point; 0 if it is not running
   int busy_ = 0;
   bool has_sent_stop_ = false;
   std::string failure_;

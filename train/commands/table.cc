@@ -7,7 +7,7 @@
 namespace lathe {
 namespace {
 
-/// Counts code points. The characters of names and numbers take one column each.
+/// Counts code points. Assumes that each character of names and numbers takes one column.
 size_t columns(const std::string& text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));

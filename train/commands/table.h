@@ -9,8 +9,8 @@
 
 namespace lathe {
 
-/// A table of text. Each row must have as many cells as `head`. Columns are as wide as their widest
-/// cell, with two spaces between them.
+/// A table of text. Each row must have as many cells as `head`. Each column is as wide as its
+/// widest cell, and columns are separated by two spaces.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> head) : rows_{std::move(head)} {}

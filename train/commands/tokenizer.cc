@@ -1,4 +1,4 @@
-// `lathe tokenizer` trains, inspects and applies tokenizers.
+// Implements `lathe tokenizer`, which trains, inspects and applies tokenizers.
 #include <algorithm>
 #include <iostream>
 #include <iterator>
@@ -24,7 +24,8 @@
 namespace lathe {
 namespace {
 
-/// Reads the file that the second positional names, or standard input if there is none.
+/// Reads the file that the second positional names. Reads standard input if there is no second
+/// positional.
 std::string input_text(const Arguments& arguments) {
   if (arguments.positionals.size() > 1)
     return std::string(without_byte_order_mark(
@@ -122,7 +123,7 @@ Exit inspect_tokenizer(const Arguments& arguments) {
   return Exit::done;
 }
 
-/// Returns the options of a training that the flags set. Throws Exit::usage for an invalid value.
+/// Returns the training options that the flags set. Throws Exit::usage for an invalid value.
 BPETraining training_argument(const Arguments& arguments) {
   BPETraining t;
   t.vocab_size =
@@ -161,7 +162,7 @@ Exit train_tokenizer(const Arguments& arguments) {
   check_output_folder("command line: --out", out, PathKind::folder);
   const fs::path file = out / "tokenizer.json";
 
-  // Check this before the work, and again once no other process can write to the folder.
+  // Check this before the training, and again when no other process can write to the folder.
   const auto check_free = [&] {
     if (fs::exists(file))
       fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
@@ -183,10 +184,10 @@ Exit train_tokenizer(const Arguments& arguments) {
   BPETraining t = training_argument(arguments);
 
   const ClaimedFolder claim(out, "`lathe tokenizer train`");
-  check_free();  // another process may have been faster
+  check_free();  // another process may have written the file since the first check
 
   install_stop_handlers("the training; nothing is written");
-  // Only a complete tokenizer is written, so a stop loses the work.
+  // Only a complete tokenizer is written, so a stop loses the training so far.
   t.stop = [] { return stop_signal() != 0; };
   ProgressBar bar("training the tokenizer", 1);
   t.show = [&bar](double share) { bar.show(share); };
@@ -202,8 +203,8 @@ Exit train_tokenizer(const Arguments& arguments) {
 
 Exit run_tokenizer(const Arguments& arguments) {
   const std::string& what = arguments.positionals[0];
-  // The parser accepts the flags of all four subcommands, so refuse those that this one does not
-  // have.
+  // The parser accepts the flags of all four subcommands, so refuse flags of the other subcommands
+  // here.
   static const std::map<std::string, std::set<std::string>> known{
       {"train",
        {"out", "vocab-size", "min-frequency", "pattern", "special", "threads", "format", "field"}},
@@ -236,7 +237,7 @@ Command tokenizer_command() {
       .name = "tokenizer",
       .usage = "train|inspect|encode|decode [FILE...]",
       .doc =
-          "Train a byte-level BPE on text or JSON Lines, inspect one, or convert a file or "
+          "Train a byte-level BPE on text or JSON Lines, inspect a BPE, or convert a file or "
           "standard input to token ids and back.",
       .examples = {"tokenizer train my.txt --out data/bpe --vocab-size 4096",
                    "tokenizer encode my.txt --tokenizer data/bpe"},

@@ -1,5 +1,5 @@
-// `lathe watch` shows runs in the terminal, live. It only reads files, so the runs may be on
-// another machine whose files are shared.
+// Implements `lathe watch`, which shows runs in the terminal and updates them. It only reads files,
+// so the runs may be on another machine that shares its files.
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -23,7 +23,7 @@ namespace {
 
 volatile sig_atomic_t ended = 0;
 
-/// Switches the terminal to an alternate screen, on which keys arrive immediately and without echo.
+/// Switches the terminal to its alternate screen. There, keys arrive immediately and without echo.
 /// The destructor restores the terminal.
 class Screen {
  public:
@@ -31,7 +31,7 @@ class Screen {
     has_keys_ = ::isatty(STDIN_FILENO) != 0 && ::tcgetattr(STDIN_FILENO, &before_) == 0;
     if (has_keys_) {
       termios raw = before_;
-      raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ISIG);  // Ctrl-C is a key
+      raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ISIG);  // ISIG: Ctrl-C arrives as a key
       ::tcsetattr(STDIN_FILENO, TCSANOW, &raw);
     }
     struct sigaction action{};
@@ -46,13 +46,13 @@ class Screen {
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
 
-  /// Replaces the previous frame without clearing it first.
+  /// Draws a frame over the previous one without clearing the screen, so that it does not flicker.
   static void draw(const std::vector<std::string>& lines) {
     std::string frame = "\033[H";
     for (size_t i = 0; i < lines.size(); ++i) frame += (i > 0 ? "\r\n" : "") + lines[i] + "\033[K";
     show(frame + "\033[J");
   }
-  /// Returns true if the command must end: by a key that arrives within `ms`, or by a signal.
+  /// Waits up to `ms` milliseconds for a key. Returns true if a key or a signal ends the command.
   bool ends_within(int ms) const {
     pollfd keys{has_keys_ ? STDIN_FILENO : -1, POLLIN, 0};
     if (::poll(&keys, 1, ms) <= 0) return ended != 0;
@@ -63,7 +63,7 @@ class Screen {
   }
 
  private:
-  /// Writes to stdout directly, since std::cout escapes control sequences.
+  /// Writes to stdout directly, because std::cout escapes control sequences.
   static void show(const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
@@ -78,7 +78,7 @@ size_t screen_height() {
   return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 ? size.ws_row : 24;
 }
 
-/// Returns at most `width` columns of UTF-8; control sequences do not count.
+/// Returns the first `width` columns of a UTF-8 text. Control sequences take no columns.
 std::string fitted(const std::string& text, size_t width) {
   std::string out;
   size_t columns = 0;
@@ -96,11 +96,11 @@ std::string fitted(const std::string& text, size_t width) {
   return out;
 }
 
-/// Returns a line with the statistics of a run's processes in its last logged step: the smallest
-/// and the largest value of each, with the rank of the largest. Returns "" for a run on one
+/// Returns a line with statistics of a run's processes in the last logged step: the smallest and
+/// the largest value of each, and the rank with the largest value. Returns "" for a run on one
 /// process.
 std::string ranks_line(const Curves& run) {
-  // A run may have had more processes in earlier steps.
+  // In earlier steps, the run may have had more processes.
   const Series* loss = run.find("loss");
   const auto in_last_step = [&](const Series* s) {
     return s != nullptr && loss != nullptr && s->steps.back() == loss->steps.back();
@@ -129,8 +129,8 @@ std::string ranks_line(const Curves& run) {
          range("memory_bytes", 1e6, "%.0f-%.0f MB (rank %d)");
 }
 
-/// Returns the lines of the screen: one line for each run, or two if it has several processes; then
-/// up to three plots, if there is room for them.
+/// Returns the lines of the screen. These are one line for each run, or two if it has several
+/// processes, and then up to three plots if there is room for them.
 std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, size_t height,
                                bool color) {
   std::vector<std::string> lines;
@@ -145,7 +145,7 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
     if (s.units_per_sec) line += format("  %.0f %s/s", *s.units_per_sec, s.unit.c_str());
     if (s.mfu) line += format("  mfu %.0f%%", 100 * *s.mfu);
 
-    // Only a running run has an estimated end; the others show their age.
+    // Only a run in progress has an estimated end. For other runs, show their age.
     const Series* ms = runs[i].find("step_ms");
     if (s.state == "running" && ms != nullptr && s.steps > s.step)
       line += "  eta " +
@@ -172,7 +172,7 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
   for (const std::string& name : shown) {
     std::vector<BrailleCurve> curves;
     for (const Curves& run : runs) {
-      // A run without the curve keeps its position, so that colors match the lines above.
+      // A run without this curve gets an empty curve, so that colors match the lines above.
       BrailleCurve curve;
       if (const Series* s = run.find(name)) curve = {{s->steps.begin(), s->steps.end()}, s->values};
       curves.push_back(std::move(curve));

@@ -1,4 +1,4 @@
-// Sets the keys of [model] from the source of the weights.
+// Sets the keys of [model] from the run or folder that the weights come from.
 #include "core/error.h"
 #include "train/config/check_config.h"
 #include "train/config/run_config.h"
@@ -27,14 +27,14 @@ LoadedConfig adopt_model(LoadedConfig loaded, const ModelConfig& from,
   const Schema& keys = source.schema();
   const auto value = [&](const RunConfig& config, const Field& f) { return keys.get(&config, f); };
 
-  // Dropout is not part of the weights, so the config's own value is kept.
+  // Dropout is not part of the weights, so keep the value of the config.
   const Field* dropout = keys.find("model.dropout");
   if (dropout != nullptr) {
     const bool is_own = c.model.kind == from.kind;
     keys.set(&source, dropout->key, is_own ? value(c, *dropout) : dropout->initial, named_by);
   }
 
-  // The last value of a key counts.
+  // If a key was given several times, only its last value counts.
   for (const GivenKey& g : loaded.model_keys) {
     const Field* f = keys.find(g.key);
     if (f == nullptr) {

@@ -17,8 +17,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the origin of the key that was given last. The command line counts as later than the
-/// environment, and the environment as later than the file.
+/// Returns the origin of the key that was given last. The order is file, environment, command line.
 std::string last_origin(const LoadedConfig& loaded, const std::vector<std::string>& keys) {
   const auto rank = [&](const std::string& key) {
     const std::string origin = origin_of(loaded, key);
@@ -34,7 +33,7 @@ std::string last_origin(const LoadedConfig& loaded, const std::vector<std::strin
   return origin_of(loaded, last);
 }
 
-/// The checks of [amp]. Each throws Exit::usage for a contradiction.
+/// The checks of [amp]. Each check throws Exit::usage for a contradiction.
 struct AmpChecks {
   const LoadedConfig& loaded;
   const RunConfig& c = loaded.config;
@@ -44,7 +43,8 @@ struct AmpChecks {
   void refuse(const std::string& key, const Why&... why) const {
     fail(Exit::usage, origin_of(loaded, key), ": ", why...);
   }
-  /// Returns whether a key differs from its default. A saved config gives every key.
+  /// Returns whether a key differs from its default. Keys at their defaults are never refused,
+  /// because a saved config has all keys.
   bool given(const std::string& key) const {
     const Field& field = *c.schema().find(key);
     return c.schema().get(&c, field) != field.initial;
@@ -121,8 +121,8 @@ void check_model(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const ModelKind& kind = *find_model_kind(c.model.kind);
 
-  // The keys of a source will replace those of [model], so a contradiction among the latter is not
-  // an error.
+  // A source of weights will replace the keys of [model], so contradictions among these keys are
+  // not an error.
   if (const auto fault = has_source(c) ? std::nullopt : kind.check(c.model.own)) {
     std::vector<std::string> keys;
     for (const auto& key : fault->keys) keys.push_back("model." + key);
@@ -238,7 +238,8 @@ void check_saved(const LoadedConfig& loaded) {
   }
 }
 
-/// Checks memory.update_in_backward, which excludes keys that need all gradients at the same time.
+/// Checks memory.update_in_backward, which can't be combined with keys that need all gradients at
+/// the same time.
 void check_update_in_backward(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   if (!c.memory.update_in_backward) return;
@@ -374,9 +375,9 @@ std::optional<ConfigFault> check_window(const RunConfig& c) {
 
 namespace {
 
-/// Warns about keys that differ from their defaults and that have no effect with the config's kind
-/// of optimizer, of schedule, ... These are not errors: one config serves several kinds in a sweep.
-/// Optimizers that a program adds may read any key.
+/// Warns about keys that differ from their defaults but have no effect with the config's kind of
+/// optimizer, schedule and so on. These are not errors, because a sweep uses one config with
+/// several kinds. An optimizer that a program adds may read any key, so it causes no warnings.
 void warn_of_other_kinds(const RunConfig& c, std::vector<std::string>& all) {
   const auto& optimizers = optimizer_kinds();
   const bool is_added = std::any_of(optimizers.begin(), optimizers.end(), [&](const auto& kind) {

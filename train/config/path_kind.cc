@@ -13,7 +13,7 @@ bool has_checkpoint_name(const fs::path& folder) {
   return folder.filename().string().starts_with("step-");
 }
 
-/// Returns whether a folder's manifest.json begins as that of a checkpoint.
+/// Returns whether the manifest.json of a folder begins like that of a checkpoint.
 bool has_checkpoint_manifest(const fs::path& folder) {
   std::error_code none;
   const fs::path path = folder / "manifest.json";
@@ -26,8 +26,8 @@ bool has_checkpoint_manifest(const fs::path& folder) {
 }  // namespace
 
 bool is_checkpoint(const fs::path& folder) {
-  // A damaged checkpoint is recognized by its manifest or its parent folder. But a folder of runs
-  // may also be named "checkpoints", so exclude runs.
+  // A damaged checkpoint is recognized by its manifest or by its parent folder's name. A folder of
+  // runs may also be named "checkpoints", so exclude runs.
   return fs::exists(folder / "state.json") || fs::exists(folder / "model.safetensors") ||
          has_checkpoint_manifest(folder) ||
          (folder.parent_path().filename() == "checkpoints" && has_checkpoint_name(folder) &&

@@ -5,7 +5,7 @@
 
 namespace lathe {
 
-/// The kinds of paths on the command line.
+/// The kinds of paths that a user can give on the command line.
 enum class PathKind {
   missing,
   file,
@@ -17,23 +17,24 @@ enum class PathKind {
   checkpoint,
   hugging_face
 };
-/// Returns what is at a path, judged by its name and contents. A data folder has a manifest.json or
-/// token shards.
+/// Returns the kind of a path, judged by its name and contents. A data folder is recognized by a
+/// manifest.json or token shards.
 PathKind kind_of(const fs::path& path);
 
 /// Throws Exit::usage unless `path` can become a folder of the kind `own`: it must be missing, a
-/// plain folder, or a folder of that kind. `name` is the key or option that gives the path.
+/// plain folder, or already a folder of that kind. `name` is the key or option that gives the path.
 void check_output_folder(const std::string& name, const fs::path& path, PathKind own);
 
-/// Returns a folder's path without a slash at its end, so that its last part is its name.
+/// Returns the path of a folder without a slash at its end, so that filename() is the name of the
+/// folder.
 inline fs::path without_trailing_slash(const fs::path& path) {
   return path.has_filename() ? path : path.parent_path();
 }
 /// Returns whether a folder is a checkpoint: it holds state.json or model.safetensors, or it is
 /// named step-... in a folder named "checkpoints" and is not a run.
 bool is_checkpoint(const fs::path& folder);
-/// Returns whether a folder has Hugging Face's layout: it holds a config.json and is not one of
-/// Lathe's checkpoints.
+/// Returns whether a folder has Hugging Face's layout: it holds a config.json and is not a
+/// checkpoint of Lathe.
 bool is_hugging_face(const fs::path& folder);
 /// Returns whether a folder is a run: it has checkpoints, or the config and the lock that training
 /// creates before its first save.

@@ -41,8 +41,9 @@ const char* new_name(const std::string& key) {
   return nullptr;
 }
 
-/// Sets a key. Throws Exit::usage, with the names of both kinds, for a key of another model kind.
-/// If a source of weights will determine the kind, skips such a key, and adopt_model() checks it.
+/// Sets a key. A key of another model kind throws Exit::usage with the names of both kinds. If a
+/// source of weights will determine the kind, such a key is skipped, and adopt_model() checks it
+/// later.
 void set(LoadedConfig& loaded, const GivenKey& given) {
   const auto& [key, value, is_text, where] = given;
   const std::string& kind = loaded.config.model.kind;
@@ -65,7 +66,7 @@ void set(LoadedConfig& loaded, const GivenKey& given) {
   loaded.config.schema().set(&loaded.config, key, given.read_as(field), where);
 }
 
-/// Sets model.kind, and the kind's own keys to their defaults.
+/// Sets model.kind, and sets the keys of that kind to their defaults.
 void set_kind(RunConfig& config, const ConfigValue& value, const std::string& where) {
   config.schema().set(&config, "model.kind", value, where);
   const ModelKind* kind = find_model_kind(config.model.kind);
@@ -78,7 +79,7 @@ void set_kind(RunConfig& config, const ConfigValue& value, const std::string& wh
   config.model.own = kind->config;
 }
 
-/// Returns the text with each byte that is not part of valid UTF-8 written as \xHH.
+/// Returns the text with each byte that is not part of valid UTF-8 replaced by \xHH.
 std::string escaped(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
@@ -89,9 +90,9 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-/// Throws unless the config's path and the working folder are UTF-8. Checkpoints store them as
-/// text: the run folder may derive from the config's name, and the origin of a branch begins with
-/// the working folder.
+/// Throws unless the path of the config and the working folder are UTF-8. Checkpoints store both as
+/// text: the name of the run folder may derive from the config's name, and the origin of a branch
+/// begins with the working folder.
 void check_paths(const std::string& config) {
   if (!is_utf8(config))
     fail(Exit::usage, "the config's path ", escaped(config),
@@ -105,7 +106,8 @@ void check_paths(const std::string& config) {
     fail(Exit::usage, "the working folder ", escaped(here), " is not UTF-8; run lathe in another");
 }
 
-/// Throws Exit::usage if `path` is not a config file. The error names what it is and what to do.
+/// Throws Exit::usage if `path` is not a config file. The message names what the path is and what
+/// to do.
 void check_is_file(const std::string& path) {
   switch (kind_of(path)) {
     case PathKind::missing:
@@ -279,7 +281,7 @@ int64_t units_of_micro_batch(const RunConfig& c) {
 }
 
 int64_t units_of_step(const RunConfig& c) {
-  return c.train.grad_accum * units_of_micro_batch(c);  // 1e18 at most, by the keys' rules
+  return c.train.grad_accum * units_of_micro_batch(c);  // at most 1e18, by the rules of these keys
 }
 
 std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
@@ -315,18 +317,18 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
     loaded.origins[key] = "command line";
   }
 
-  // Set model.kind first, since the other keys of [model] depend on it, and the other sections
-  // before [model], since they determine whether a source gives the model. If a key was given
-  // several times, the last value counts.
+  // Set model.kind first, since the other keys of [model] depend on it. Set the other sections
+  // before [model], since they determine whether the model comes from a source of weights. If a key
+  // was given several times, its last value counts.
   for (const GivenKey& g : given) {
-    // Its field is in the schema of every kind.
+    // The schema of every kind has the field model.kind.
     if (g.key == "model.kind")
       set_kind(loaded.config, g.read_as(loaded.config.schema().find(g.key)), g.where);
   }
   const auto is_of_model = [](const GivenKey& g) { return g.key.starts_with("model."); };
   std::ranges::stable_partition(given, std::not_fn(is_of_model));
 
-  // Each key is checked before the first error is reported, so that one call lists them all.
+  // Check all keys before reporting an error, so that the message lists all errors.
   std::string errors;
   for (const GivenKey& g : given) {
     if (g.key == "model.kind") continue;

@@ -1,9 +1,9 @@
-// The complete configuration of a run, the origins of its values, and checks of keys against each
-// other.
+// Defines the complete configuration of a run, the origins of its values, and functions that load
+// and check it.
 //
-// amp.scaler and amp.loss_scale are separate keys, so that each has one type and a contradiction
-// between them can be reported. A key without effect is an error only if it differs from its
-// default, so that a saved config, which holds every key, can be loaded again.
+// amp.scaler and amp.loss_scale are separate keys, so that each key has one type and a
+// contradiction between them can be reported. A key without effect is an error only if it differs
+// from its default, because a saved config, which holds every key, must load again.
 #pragma once
 
 #include <filesystem>
@@ -28,7 +28,7 @@ namespace lathe {
 struct ModelConfig {
   LATHE_FIELD(std::string, kind, "gpt", "Kind of model. Each kind has its own keys.",
               anything().fixed())
-  AnyConfig own = find_model_kind(kind)->config;  ///< the kind's keys, as the kind's config type
+  AnyConfig own = find_model_kind(kind)->config;  ///< keys of `kind`, in that kind's config struct
 };
 
 /// How a run trains, on which device, how long, and how often it logs, evaluates and samples.
@@ -117,7 +117,7 @@ struct TrainConfig {
               at_least(0))
 };
 
-/// Returns whether these are names of memory.offload joined by +, each at most once.
+/// Returns whether the text consists of names of memory.offload joined by +, each at most once.
 bool is_offload(const std::string& names);
 
 /// What a step keeps in memory, recomputes, or writes to disk.
@@ -130,18 +130,18 @@ struct MemoryConfig {
       "products, convolutions and attentions with the most FLOPs per byte, up to 40% of what the "
       "blocks would keep. sqrt: the input of each group of about the square root of the number of "
       "blocks; a group is recomputed block by block. Everything else is computed again in the "
-      "backward pass, with the same bits: selective takes 1.1 to 1.2 times as long, blocks 1.2 to "
+      "backward pass, with bitwise the same results: selective takes 1.1 to 1.2 times as long, "
+      "blocks 1.2 to "
       "1.4 times, sqrt 1.6 to 1.8 times.",
       one_of({"none", "selective", "blocks", "sqrt"})
           .or_form("blocks.FIRST-LAST",
                    [](const std::string& s) { return recompute_policy(s).has_value(); }))
-  LATHE_FIELD(
-      std::string, budget, "",
-      "Limit of the run's resident memory, for example \"4GB\". The run recomputes as few "
-      "blocks as are needed to stay within the limit. Of several processes, the limit holds "
-      "for each. Only on CPUs. "
-      "Empty: memory.recompute decides.",
-      anything())
+  LATHE_FIELD(std::string, budget, "",
+              "Limit of the run's resident memory, for example \"4GB\". The run recomputes as few "
+              "blocks as are needed to stay within the limit. With several processes, the limit "
+              "applies to each process. Only on CPUs. "
+              "Empty: memory.recompute decides.",
+              anything())
   LATHE_FIELD(std::string, saved, "none",
               "Dtype in which ops keep activations for the backward pass. none: their own dtype; "
               "bf16; fp8: e4m3 with a scale for each row. Gradients are computed from the rounded "
@@ -200,10 +200,11 @@ struct CheckpointConfig {
               "one; never: from the beginning, and a run folder with checkpoints is an error; or "
               "the path of a checkpoint.",
               anything())
-  LATHE_FIELD(std::string, dtype, "auto",
-              "Dtype of the matrices in model.safetensors. auto: that in memory. With any other "
-              "dtype, optimizer.safetensors also holds the exact matrices.",
-              one_of({"auto", "fp32", "bf16", "fp16"}))
+  LATHE_FIELD(
+      std::string, dtype, "auto",
+      "Dtype of the matrices in model.safetensors. auto: the dtype in memory. With any other "
+      "dtype, optimizer.safetensors also holds the exact matrices.",
+      one_of({"auto", "fp32", "bf16", "fp16"}))
   LATHE_FIELD(
       bool, async_save, false,
       "Write checkpoints in the background while training continues. Tensors that have not been "
@@ -228,16 +229,16 @@ struct LogConfig {
               at_least(0))
   LATHE_FIELD(
       int64_t, layers, 0,
-      "Number of lines of metrics.jsonl from one that has statistics of each layer to the next "
-      "one. The statistics are norms of weights and gradients, the ratio of update to weight, the "
+      "Distance, in lines of metrics.jsonl, between two lines that have statistics of each layer. "
+      "The statistics are norms of weights and gradients, the ratio of update to weight, the "
       "largest activation, and the share of units that were never active. 0: no statistics.",
       at_least(0))
 };
 
 /// The complete configuration of a run.
 struct RunConfig {
-  // Defined in run_config.cc: with this many keys they are long, and if they were inline, each
-  // source file would compile them again.
+  // Defined in run_config.cc. With this many keys these functions are long, and if they were
+  // inline, each source file would compile them again.
   RunConfig();
   RunConfig(const RunConfig&);
   RunConfig(RunConfig&&) noexcept;
@@ -256,11 +257,12 @@ struct RunConfig {
   LATHE_SECTION(DistConfig, dist, "several processes")
   LATHE_SECTION(LogConfig, log, "console output and further metrics files")
   std::map<std::string, AnyConfig> transforms =
-      transform_configs();  ///< by name; each is a section of the config
+      transform_configs();  ///< configs of the transforms by name; each is a section of the config
   std::map<std::string, AnyConfig> tasks =
-      task_configs();  ///< keys of tasks, by name; each is a section of the config
+      task_configs();  ///< keys of the tasks by name; each is a section of the config
 
-  /// Returns the keys of a run whose model is of that kind, with those of transforms and tasks.
+  /// Returns the keys of a run with a model of this kind, including the keys of transforms and
+  /// tasks.
   static const Schema& schema(const std::string& kind);
   /// Returns the keys of this config.
   const Schema& schema() const { return schema(model.kind); }
@@ -269,31 +271,34 @@ struct RunConfig {
   static std::map<std::string, AnyConfig> transform_configs();
   static std::map<std::string, AnyConfig> task_configs();
 };
-/// Returns the keys of all model kinds, each once.
+/// Returns the keys of all model kinds, each key once.
 const std::vector<Field>& all_fields();
-/// Returns the old names of keys that were renamed. A config that has one is rejected with an error
-/// that gives the new name.
+/// Returns the old names of keys that were renamed. A config with such a key is refused with an
+/// error that gives the new name.
 std::vector<std::string> renamed_keys();
-/// Returns the reference page of all keys, in Markdown.
+/// Returns the reference page of all keys in Markdown.
 std::string config_reference();
 
-/// A key that was given, its value, and where it was given.
+/// A key that was given, its value, and the place where it was given.
 struct GivenKey {
   std::string key;
   ConfigValue value;
-  bool is_text;  ///< a text from the environment or command line, whose type the field determines
+  /// Whether the value is a text from the environment or the command line, which has the type of
+  /// the field.
+  bool is_text;
   std::string where;
-  /// Returns the value with the type of `field`, or as it was given if `field` is null.
+  /// Returns the value converted to the type of `field`. If `field` is null, returns the value as
+  /// it was given.
   ConfigValue read_as(const Field* field) const;
 };
 
-/// A config, and the origin of each value that is not a default. The functions that complete it
-/// (resolve_sources(), apply_memory_budget(), RunData::open()) take a LoadedConfig and return
-/// another one.
+/// A config, and the origin of each value that is not a default. The functions that complete a
+/// config (resolve_sources(), apply_memory_budget(), RunData::open()) take a LoadedConfig and
+/// return another LoadedConfig.
 struct LoadedConfig {
   RunConfig config;
   Origins origins;
-  std::string path{};            ///< of the config file, as given
+  std::string path{};            ///< path of the config file, as given
   std::filesystem::path base{};  ///< the checkpoint that adapters.base names, once
                                  ///< resolve_adapter_base has found it
   /// The checkpoint or Hugging Face folder that train.init_from names. resolve_init_from sets it,
@@ -302,31 +307,37 @@ struct LoadedConfig {
   /// The checkpoint or Hugging Face folder of the frozen model that the task needs, once
   /// resolve_frozen has found it; empty in a dry run, which does not depend on weights.
   std::filesystem::path frozen{};
-  std::optional<ModelConfig> frozen_model{};  ///< [model] of the frozen model, once it is found
-  std::vector<GivenKey> model_keys{};         ///< given keys of [model], except model.kind
+  /// Keys of [model] of the frozen model, once it is found.
+  std::optional<ModelConfig> frozen_model{};
+  /// Keys of [model] that were given, except model.kind.
+  std::vector<GivenKey> model_keys{};
 };
 
-/// Returns the sizes of a micro-batch. Its windows have data.window tokens, or, if that is 0, as
-/// many as the model's context. Sizes that the model's kind does not have are 0.
+/// Returns the sizes of a micro-batch. A window has data.window tokens or, if data.window is 0, as
+/// many as the context of the model. Sizes that the model kind does not have are 0.
 BatchSizes batch_sizes(const RunConfig& config);
-/// Returns the context length of the model in tokens, model.block_size; 0 for kinds without it.
+/// Returns the context length of the model in tokens (model.block_size). Returns 0 for kinds
+/// without a context.
 int64_t model_context(const RunConfig& config);
-/// Returns the key that the length of a window comes from.
+/// Returns the name of the key that determines the length of a window.
 const char* window_key(const RunConfig& config);
-/// Returns the conflict between data.window and the model's context; nullopt if there is none.
+/// Returns the contradiction between data.window and the context of the model. Returns nullopt if
+/// there is none.
 std::optional<ConfigFault> check_window(const RunConfig& config);
-/// Returns the number of tokens of a micro-batch, or of samples if the model has no context.
+/// Returns the number of tokens in a micro-batch. If the model has no context, returns the number
+/// of samples.
 int64_t units_of_micro_batch(const RunConfig& config);
-/// Returns the number of tokens or samples of an optimizer step, over all of its micro-batches.
+/// Returns the number of tokens or samples in an optimizer step, summed over its micro-batches.
 int64_t units_of_step(const RunConfig& config);
 
-/// Returns where a key's value came from: a position in a file, an environment variable, "command
-/// line", or, if nothing set the key, "CONFIG, default of KEY".
+/// Returns the origin of a key's value: a position in a file, an environment variable, or "command
+/// line". If nothing set the key, returns "CONFIG, default of KEY".
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 
-/// Returns the config with [model], except for dropout, set to `from`, the model of a source of
-/// weights. `named_by` names that source in errors. Throws Exit::usage, with the origin of the key,
-/// if a key of [model] was given that has another value in `from`, or that the source's kind lacks.
+/// Returns the config with `from`, the model of a source of weights, as its [model]. Keeps the
+/// config's dropout. `named_by` names the source in errors. Throws Exit::usage, with the origin of
+/// the key, if a given key of [model] has another value in `from`, or if the source's kind has no
+/// such key.
 LoadedConfig adopt_model(LoadedConfig loaded, const ModelConfig& from, const std::string& named_by);
 
 /// Returns a sentence for each combination of keys that is allowed but probably a mistake.
@@ -336,13 +347,13 @@ std::vector<std::string> config_warnings(const RunConfig& config);
 using Overrides = std::vector<std::pair<std::string, std::string>>;
 
 /// Loads a config. The file, the environment (LATHE_TRAIN_STEPS=100) and the command line
-/// (`overrides`) set keys in this order, so that the command line has precedence. The defaults of
-/// train.out_dir and schedule.min_lr depend on other keys. Checks each key, and keys against each
-/// other. Throws Exit::usage with the origin of the key.
+/// (`overrides`) set keys in this order, so the command line has the highest precedence. The
+/// defaults of train.out_dir and schedule.min_lr depend on other keys. Throws Exit::usage, with the
+/// origin of the key, for invalid values and for keys that contradict each other.
 LoadedConfig load_config(const std::string& path, const Overrides& overrides);
 
-/// Returns the config of a saved run from the text in its checkpoint. Throws Exit::checkpoint if
-/// the text is not valid.
+/// Returns the config of a saved run from `text`, the text in its checkpoint. Throws
+/// Exit::checkpoint if the text is not valid.
 RunConfig config_from_toml(const std::string& text, const std::string& where);
 
 }  // namespace lathe

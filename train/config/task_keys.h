@@ -1,4 +1,5 @@
-// Keys of tasks. A task that has keys has a section of the config that is named after the task.
+// Defines the config keys of tasks. If a task has keys, the config has a section with the name of
+// the task.
 #pragma once
 
 #include <functional>
@@ -13,13 +14,13 @@ namespace lathe {
 
 struct RunConfig;
 
-/// The section of a task.
+/// The config section of a task.
 struct TaskKeys {
-  std::string name;  ///< of the task
+  std::string name;  ///< name of the task
   std::string doc;
-  AnyConfig config;  ///< with its defaults
-  /// Returns a conflict between keys of a config, with complete keys ("section.name"), or nullopt.
-  /// The function itself may be empty.
+  AnyConfig config;  ///< keys of the section with their default values
+  /// Returns a contradiction between keys of a config, or nullopt if there is none. Keys in the
+  /// result are complete ("section.name"). The std::function may be empty.
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
 };
 

@@ -1,10 +1,10 @@
-// Transforms change a finished model before its optimizer is made, so that they work for any kind
-// of model. A transform consists of a config struct, a function, and a line in the table of
-// train/transforms/table.cc (or, in a program of your own, a call of add_transform). The keys of
-// the struct form a section of the config with the transform's name.
+// Defines transforms, which change a finished model before its optimizer is made, and so work for
+// any kind of model. A transform consists of a config struct, a function, and a line in the table
+// of train/transforms/table.cc. A program that links Lathe calls add_transform() instead. The keys
+// of the struct form a section of the config with the name of the transform.
 //
-// A config with a key that moved (`model.lora...` to `[adapters]`) is rejected, and the error gives
-// the new name. In the config of a saved run, such keys are translated.
+// A config with a key that was moved (`model.lora...` to `[adapters]`) is refused, and the error
+// gives the new name. In the config of a saved run, such keys are translated.
 #pragma once
 
 #include <functional>
@@ -21,45 +21,46 @@ namespace lathe {
 struct ModelConfig;
 struct RunConfig;
 
-/// What a transform may depend on beside the model.
+/// The information besides the model that a transform may use.
 struct TransformContext {
   const RunConfig& config;
-  at::Device device;        ///< of the parameters
+  at::Device device;        ///< device of the parameters
   at::ScalarType matrices;  ///< dtype of trained parameters with two or more dimensions
 };
 
 /// A change of a finished model before its optimizer is made, for example the addition of adapters.
 struct Transform {
   std::string name, doc;
-  AnyConfig config;  ///< with its defaults; without keys if the transform has no section
-  /// Changes the model if the config asks for it, and gives new parameters their initial values.
+  AnyConfig config;  ///< keys with their default values; no keys if the transform has no section
+  /// Changes the model if the config requests it, and initializes new parameters.
   std::function<void(Model&, const TransformContext&)> apply;
-  /// Returns a conflict between keys of a config, with complete keys ("section.name"); may be
-  /// empty.
+  /// Returns a contradiction between keys of a config, with complete keys ("section.name"). The
+  /// std::function may be empty.
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
-  /// Whether check() depends on keys of [model]. If so, it runs again after a source of weights has
-  /// set them.
+  /// Whether check() depends on keys of [model]. If it does, check() runs again after a source of
+  /// weights has set these keys.
   bool checks_model = false;
-  /// Whether apply() reads or writes parameters that it does not create itself. If so, processes
-  /// that shard the model each start with the complete model. If not, these parameters may have no
-  /// memory yet (core/storage.h).
+  /// Whether apply() reads or writes parameters that it does not create itself. If it does,
+  /// processes that shard the model each start with the complete model. Otherwise these parameters
+  /// may have no memory yet (core/storage.h).
   bool uses_values = true;
 };
 
-/// Returns a model of the config that has shapes only, for checks of the config. Sizes that the
-/// data determines have placeholders: inputs are [3, 32, 32], there are 2 outputs, and a vocab_size
-/// of 0 becomes 1. Returns null if the kind can't be made with these sizes.
+/// Returns the model of a config with shapes but without values, for checks of the config. Sizes
+/// that the data determines have placeholders: inputs are [3, 32, 32], there are 2 outputs, and a
+/// vocab_size of 0 becomes 1. Returns null if the model can't be made with these sizes.
 std::unique_ptr<Model> shapes_of(const ModelConfig& config);
 
-/// Returns all transforms in the order in which they are applied: Lathe's, then those that were
-/// added.
+/// Returns all transforms in the order in which they are applied: first Lathe's transforms, then
+/// those that were added.
 const std::vector<Transform>& transforms();
-/// Adds a transform. Call it before run_cli(). Throws Exit::internal if its name is taken.
+/// Adds a transform. Must be called before run_cli(). Throws Exit::internal if the name of the
+/// transform is taken.
 void add_transform(Transform transform);
 /// Applies all transforms to a model.
 void apply_transforms(Model& model, const TransformContext& context);
 /// Returns the parameters of a transformed model that a run trains. Throws Exit::usage if there are
-/// none.
+/// no such parameters.
 std::vector<NamedParameter> parameters_to_train(const Model& model, const RunConfig& config);
 
 }  // namespace lathe

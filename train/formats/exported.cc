@@ -16,7 +16,7 @@ namespace lathe {
 
 namespace {
 
-/// Returns the name of a dtype as configs write it.
+/// Returns the name of a dtype in configs.
 std::string config_name(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";
 }
@@ -68,17 +68,17 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
 
   check_exportable(o, config);
   model_ = std::make_unique<CheckpointTensors>(checkpoint, CheckpointPart::model);
-  // Moving averages are saved with the optimizer's state.
+  // Checkpoints keep the moving averages with the optimizer state.
   if (average_)
     optimizer_ = std::make_unique<CheckpointTensors>(checkpoint, CheckpointPart::optimizer);
   dtype = o.dtype.empty() ? saved_dtype(*model_) : o.dtype;
 
-  // The model has shapes only; read() loads the values of one parameter at a time.
+  // The model has shapes but no values. read() loads the values of one parameter at a time.
   const MetaInit guard;
   shapes = find_model_kind(config.model.kind)->make(config.model.own, state.sizes);
   parameters = lathe::parameters(*shapes);
 
-  // With n_inner = 0, the model chooses the width of the MLP. config.json needs the actual width.
+  // If n_inner is 0, the model chooses the width of the MLP. config.json needs the actual width.
   if (int64_t* inner = config.model.own.find<int64_t>("n_inner"); inner != nullptr && *inner == 0) {
     for (const NamedParameter& p : parameters) {
       if (p.path == "blocks.0.mlp.up.weight") *inner = p.parameter.size(0);
@@ -93,11 +93,11 @@ at::ScalarType ExportedModel::dtype_of(const NamedParameter& p) const {
 }
 
 at::Tensor ExportedModel::read(const NamedParameter& p) const {
-  // Release the previous tensor, so that only one tensor of the files is in memory at a time.
+  // Release the previous tensor, so that only one tensor of the checkpoint is in memory at a time.
   if (release_) release_();
   release_ = nullptr;
 
-  // Frozen parameters have no average.
+  // Frozen parameters have no moving average.
   const TensorEntry* average = average_ ? optimizer_->find(p.path + "." + average_name) : nullptr;
   const CheckpointTensors& file = average != nullptr ? *optimizer_ : *model_;
   const TensorEntry& entry = average != nullptr ? *average : model_->at(p.path);

@@ -1,5 +1,5 @@
-// The parts that all export formats share: the weights of a run, and the family for which they are
-// written.
+// Declares what all export formats share: the weights of a run, and the model family whose form
+// they are written in.
 #pragma once
 
 #include <functional>
@@ -15,39 +15,44 @@
 namespace lathe {
 
 /// Returns the first family that can represent the model of a config, and the keys that the family
-/// writes to config.json. Throws Exit::usage if there is none.
+/// writes to config.json. Throws Exit::usage if no family can.
 std::pair<const Family*, Json> family_for(const RunConfig& config);
 
-/// Throws Exit::usage if the run has adapters, or if `options` ask for a moving average of the
-/// weights that the run does not keep.
+/// Throws Exit::usage if the run has adapters, or if `options` request a moving average of the
+/// weights but the run does not keep one.
 void check_exportable(const ExportOptions& options, const RunConfig& config);
 
-/// A tensor of an exported model in the form of its family. Valid as long as its ExportedModel.
+/// A tensor of an exported model in the form of its family. It must not outlive its ExportedModel.
 struct ExportedTensor {
   const TensorRule* rule;
-  int64_t block;                     ///< index of its block; -1: outside the blocks
-  std::vector<int64_t> sizes;        ///< sizes of the parameter in Lathe
-  at::ScalarType dtype;              ///< matrices: ExportedModel::dtype, others float32
-  std::function<at::Tensor()> read;  ///< returns the tensor, valid until another one is read
+  /// Index of the block that has the tensor; -1 outside the blocks.
+  int64_t block;
+  std::vector<int64_t> sizes;  ///< sizes that the parameter has in Lathe
+  /// ExportedModel::dtype for matrices, float32 for other tensors.
+  at::ScalarType dtype;
+  /// Returns the tensor, which is valid until another tensor is read.
+  std::function<at::Tensor()> read;
 };
 
-/// A checkpoint's weights, and the family for which they are written.
+/// The weights of a checkpoint, and the model family in whose form they are written.
 struct ExportedModel {
   RunState state;
   RunConfig config;
-  std::string dtype;     ///< of matrices, named as in a config
+  std::string dtype;     ///< dtype of matrices, named as in a config
   const Family* family;  ///< the first family that can represent the model
-  Json family_config;    ///< the family's keys of config.json
+  Json family_config;    ///< keys that the family writes to config.json
   std::unique_ptr<Model> shapes;
-  std::vector<NamedParameter> parameters;  ///< shapes only
+  /// Parameters of the model, with shapes but without values.
+  std::vector<NamedParameter> parameters;
 
   /// Opens a run's checkpoint. Throws Exit::usage if the run can't be exported with these options.
   explicit ExportedModel(const ExportOptions& options);
   ExportedModel(const ExportedModel&) = delete;
   ExportedModel& operator=(const ExportedModel&) = delete;
 
-  /// Returns the tensors of the family: the parameters, and zeros for biases that Lathe's model
-  /// does not have. Reading a tensor throws Exit::usage if a value is beyond float16's range.
+  /// Returns the tensors of the family: the parameters, and zeros for biases that the model in
+  /// Lathe does not have. If the dtype is float16, reading a tensor throws Exit::usage for values
+  /// beyond float16's range.
   std::vector<ExportedTensor> tensors() const;
 
  private:

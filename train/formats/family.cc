@@ -1,4 +1,4 @@
-// The table of model families, and functions that several of them use.
+// Defines the table of model families, and functions that several families use.
 #include "train/formats/family.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ const Family& family_of_gguf(const std::string& architecture, const std::string&
   for (const Family& family : families()) {
     if (family.gguf_name.empty()) continue;
     if (family.gguf_name == architecture) return family;
-    // Llama and Mistral have the same name in GGUF files, so list each name once.
+    // Llama and Mistral have the same name in GGUF files, so list each name only once.
     if (names.find(family.gguf_name) == std::string::npos)
       names += (names.empty() ? "" : ", ") + family.gguf_name;
   }
@@ -75,7 +75,7 @@ std::pair<const TensorRule*, int64_t> rule_of(const Family& family, const std::s
 
 int64_t heads_of_rows(const TensorRule& rule, const AnyConfig& own) {
   using Rows = TensorRule::Rows;
-  // n_kv_head = 0 stands for as many key/value heads as query heads.
+  // n_kv_head = 0 means as many key/value heads as query heads.
   const int64_t heads = value_of<int64_t>(own, "n_head"),
                 groups = value_of<int64_t>(own, "n_kv_head");
   return rule.gguf_rows == Rows::interleaved_kv_heads && groups > 0 ? groups : heads;
@@ -123,7 +123,7 @@ void pass_common_keys(ConfigKeys& keys) {
              "auto_map",
              "prefix"});
 
-  // These keys change the computation, so only a decoder's values are accepted.
+  // These keys change the computation, so only the values of a decoder are accepted.
   keys.only("is_encoder_decoder", {false});
   keys.only("add_cross_attention", {false});
 }

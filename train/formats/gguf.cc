@@ -45,7 +45,8 @@ at::Tensor to_interleaved(const at::Tensor& t, int64_t heads) {
   return halves.transpose(1, 2).reshape(t.sizes());
 }
 
-/// Returns a float32 matrix as quantized blocks of `type`, the same as llama.cpp's converter makes.
+/// Converts a float32 matrix to quantized blocks of `type`. llama.cpp's converter makes bitwise the
+/// same blocks.
 at::Tensor in_blocks(const GGUFType& type, const std::string& name, const at::Tensor& t) {
   if (!at::isfinite(t).all().item<bool>())
     fail(Exit::usage, "the matrix ", name, " has values that are not finite; give --dtype fp32");
@@ -63,19 +64,20 @@ at::Tensor in_blocks(const GGUFType& type, const std::string& name, const at::Te
   return bytes;
 }
 
-/// The entries of a file. The values of an entry are read when the entry is written.
+/// Collects the tensors of a GGUF file. Reads the values of a tensor only when the tensor is
+/// written.
 class Entries {
  public:
-  /// `type`: the quantized type of matrices, or null to keep their own dtype.
+  /// `type`: the quantized type of matrices, or null if each matrix keeps its own dtype.
   explicit Entries(const GGUFType* type) : type_(type) {}
 
   void add(const std::string& name, at::ScalarType dtype, const std::vector<int64_t>& sizes,
            std::function<at::Tensor()> make) {
     entries_.push_back(make_entry(name, dtype, sizes, std::move(make)));
   }
-  /// Adds a matrix, quantized if there is a quantized type. If the row length is not a multiple of
-  /// the type's block size, the matrix is written in float16, or in float32 if a value exceeds
-  /// float16's range.
+  /// Adds a matrix, which is quantized if the constructor got a quantized type. If the row length
+  /// is not a multiple of that type's block size, writes the matrix in float16, or in float32 if a
+  /// value exceeds float16's range.
   void add_matrix(const std::string& name, at::ScalarType dtype, const std::vector<int64_t>& sizes,
                   std::function<at::Tensor()> make) {
     if (type_ == nullptr) return add(name, dtype, sizes, std::move(make));
@@ -91,7 +93,7 @@ class Entries {
     entries_.back().dtype = type_->name;
   }
   const std::vector<TensorEntry>& all() const { return entries_; }
-  /// Reports the matrices that are not quantized.
+  /// Logs how many matrices are not quantized, and why.
   void report() const {
     if (kept_.empty()) return;
     log_info(kept_.size(), kept_.size() == 1 ? " matrix is" : " matrices are",
@@ -119,7 +121,7 @@ std::vector<std::string> gguf_dtypes() {
 void export_gguf(const ExportOptions& o) {
   const GGUFType* type = quantized_type(o.dtype);
   ExportOptions read = o;
-  if (type != nullptr) read.dtype = "fp32";  // quantized below
+  if (type != nullptr) read.dtype = "fp32";  // add_matrix() quantizes the float32 values
   const ExportedModel m(read);
   const AnyConfig& own = m.config.model.own;
   const std::string arch = m.family->gguf_name;
@@ -144,7 +146,7 @@ void export_gguf(const ExportOptions& o) {
     metadata.emplace_back("tokenizer.ggml.model", std::string("none"));
     log_warn(
         "no tokenizer is written, because other programs read only BPE tokenizers, and the run's "
-        "is ",
+        "tokenizer is ",
         m.state.tokenizer ? m.state.tokenizer->kind() : "unknown");
   }
 

@@ -151,8 +151,8 @@ at::ScalarType GGUFModel::dtype(const NamedParameter& p) const {
   };
   if (!rule->is_float32_in_gguf) return stored(name);
 
-  // GGUF files always store this tensor in float32. Use the dtype of the embeddings instead if it
-  // represents every value exactly.
+  // GGUF files always store this tensor in float32. If the dtype of the token embeddings represents
+  // every value exactly, return that dtype instead.
   const at::Tensor values = values_of(*file_.find(name));
   const at::ScalarType others = stored(embeddings);
   return at::equal(values.to(others).to(at::kFloat), values.to(at::kFloat)) ? others : stored(name);

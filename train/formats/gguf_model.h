@@ -1,4 +1,4 @@
-// Import of GGUF files, which llama.cpp and programs based on it use.
+// Declares the import of GGUF files, which llama.cpp and programs based on it use.
 #pragma once
 
 #include "core/io/gguf_file.h"
@@ -7,13 +7,13 @@
 
 namespace lathe {
 
-/// An open GGUF file, whose model is given in Lathe's form. Opening it throws Exit::checkpoint for
-/// every fault except parameters that are not finite, which tensor() finds.
+/// Reads a model from a GGUF file and converts its tensors to Lathe's form. The constructor throws
+/// Exit::checkpoint for every fault except parameters that are not finite, which tensor() finds.
 class GGUFModel : public ModelSource {
  public:
-  /// `block_size`: the context length to use, or 0 for the one that the model was made for. Throws
-  /// Exit::usage if the model was made for a shorter one. `ignored`: keys of the architecture that
-  /// this build does not know and that the user asks to ignore.
+  /// `block_size`: the context length to use, or 0 for the context length that the model was made
+  /// for. Throws Exit::usage if the model was made for a shorter context. `ignored`: keys of the
+  /// architecture that this build does not know and that the user asked to ignore.
   explicit GGUFModel(const fs::path& file, int64_t block_size = 0,
                      const std::vector<std::string>& ignored = {});
 

@@ -18,14 +18,15 @@ enum : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused 
 
 /// A way of splitting text before merges (a pre-tokenizer).
 struct Splits {
-  const char* name;  ///< llama.cpp's
+  const char* name;  ///< the name in llama.cpp
   std::vector<std::string> patterns;
-  bool whole_pieces = false;  ///< ignore_merges, which llama.cpp infers from the name
-  bool nfc = false;           ///< whether these tokenizers normalize to NFC, which no key states
+  bool whole_pieces = false;  ///< ignore_merges of tokenizer.json; llama.cpp infers it from `name`
+  bool nfc = false;  ///< whether tokenizers of this name normalize text to NFC; GGUF has no key for
+                     ///< it
 };
 
-/// Returns all known ways of splitting text. An export writes the first name with the tokenizer's
-/// patterns.
+/// Returns all known ways of splitting text. Several names can have the same patterns; an export
+/// writes the first of these names.
 const std::vector<Splits>& all_pre_tokenizers() {
   // name, patterns, whole_pieces, nfc
   static const std::vector<Splits> all{{"gpt-2", {gpt2_pattern}},
@@ -45,8 +46,8 @@ std::string pre_tokenizer_name(const BPEDefinition& d) {
        "); it has one for those of GPT-2, Llama 3, Qwen 2 and SmolLM");
 }
 
-/// Returns SentencePiece's scores. llama.cpp merges the pair whose token has the highest score
-/// first, so earlier merges have higher scores.
+/// Returns a score for each token, as SentencePiece stores them. llama.cpp merges the pair whose
+/// token has the highest score first, so earlier merges have higher scores.
 std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
   std::vector<float> scores(tokens, 0);
   std::map<std::string_view, size_t> places;
@@ -69,13 +70,14 @@ std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
   return scores;
 }
 
-/// A file's tokenizer.* keys. Errors are Exit::data and name the file and the key.
+/// Reads the tokenizer.* keys of a file. Its errors have the code Exit::data and name the file and
+/// the key.
 class TokenizerKeys {
  public:
   explicit TokenizerKeys(const GGUFFile& file) : file_(file), where_(file.path().string()) {}
 
   const std::string& where() const { return where_; }
-  /// Returns a value without "tokenizer." in its key, or null.
+  /// Returns the value of "tokenizer." + `key`, or null if the file has no such key.
   const Json* find(const std::string& key) const { return file_.find_value("tokenizer." + key); }
   template <class T>
   T get(const std::string& key, const T& otherwise) const {
@@ -106,8 +108,8 @@ class TokenizerKeys {
 };
 
 /// Returns the merges that SentencePiece's scores imply: each pair of tokens whose concatenation is
-/// a token, those with the highest scores first. Among equal scores, pairs with the longer left
-/// token come first, as in transformers' conversion.
+/// a token. Pairs whose concatenation has a higher score come first. Among equal scores, pairs with
+/// the longer left token come first, as in transformers' conversion.
 Json merges_of(const std::vector<std::string>& tokens, const std::vector<bool>& merged,
                const std::vector<float>& scores, const std::string& where) {
   // The time for a token grows with the square of its length, so longer tokens are refused.
@@ -188,8 +190,8 @@ bool add_pre_tokenizer(const TokenizerKeys& keys, Json& json) {
   return splits->whole_pieces;  // llama.cpp's default adds BOS only for Llama 3's tokenizers
 }
 
-/// Adds the BOS token in the form of tokenizer.json, if texts begin with it. `begins`: the default
-/// of the key add_bos_token.
+/// Adds the rule of tokenizer.json that begins each text with the BOS token, if the file's texts
+/// begin with it. `begins`: the default of the key add_bos_token.
 void add_bos(const TokenizerKeys& keys, const std::vector<std::string>& tokens, bool begins,
              Json& json) {
   const int32_t first = keys.id("ggml.bos_token_id", tokens.size());
@@ -204,7 +206,7 @@ void add_bos(const TokenizerKeys& keys, const std::vector<std::string>& tokens, 
   }
 }
 
-/// Adds the default chat template and the named ones, under llama.cpp's keys.
+/// Adds the default chat template and the named chat templates, under llama.cpp's keys.
 void add_chat_templates(const TokenizerSettings& settings, GGUFMetadata& metadata) {
   constexpr const char* key = "tokenizer.chat_template";
   if (!settings.chat_template.empty()) metadata.emplace_back(key, settings.chat_template);
@@ -229,7 +231,7 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
   const bool of_characters = !d.byte_tokens.empty();
   if (of_characters && !d.patterns.empty())
     fail(Exit::usage,
-         "GGUF has no name for the tokenizer's way to split text: SentencePiece's, at each space");
+         "GGUF has no name for the tokenizer's way to split text (SentencePiece's, at each space)");
 
   std::vector<std::string> tokens, merges;
   std::vector<int32_t> types;
@@ -265,12 +267,12 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
   }
 
   BoundaryTokens marks = tokenizer.marks();
-  // Without a token that ends texts, llama.cpp uses token 11 of a byte-level BPE as one.
+  // If no token ends texts, llama.cpp stops at token 11 of a byte-level BPE.
   if (marks.end < 0) marks.end = marks.turn_end;
   if (marks.end < 0 && !of_characters) {
-    log_warn("the tokenizer has no token that ends texts, so llama.cpp uses token 11 as one, ",
-             "\"", printable_line(std::ssize(tokens) > 11 ? tokens[11] : ""),
-             "\": it stops at that token unless its option --ignore-eos is given");
+    log_warn("the tokenizer has no token that ends texts, so llama.cpp stops at token 11, ", "\"",
+             printable_line(std::ssize(tokens) > 11 ? tokens[11] : ""),
+             "\", unless its option --ignore-eos is given");
   }
   for (const auto& [key, id] : {std::pair("bos", marks.begin),
                                 {"eos", marks.end},

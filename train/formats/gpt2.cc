@@ -1,4 +1,4 @@
-// GPT-2 (Radford et al. 2019) in the form of transformers' GPT2LMHeadModel.
+// Defines the family GPT-2 (Radford et al. 2019), in the form of transformers' GPT2LMHeadModel.
 #include "train/formats/family.h"
 
 namespace lathe {
@@ -111,7 +111,7 @@ Family gpt2_family() {
   add("blocks.#.mlp.up", "h.#.mlp.c_fc", "blk.#.ffn_up", true);
   add("blocks.#.mlp.down", "h.#.mlp.c_proj", "blk.#.ffn_down", true);
 
-  // Older files hold the causal masks.
+  // Older files also hold the causal masks, which are not read.
   f.buffers = {"h.#.attn.bias", "h.#.attn.masked_bias"};
 
   f.read = read;

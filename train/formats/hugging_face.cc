@@ -19,7 +19,7 @@ std::pair<const Family*, ModelKeys> read_config(const fs::path& folder, int64_t 
   const std::string where = (folder / "config.json").string();
   if (!fs::is_directory(folder))
     fail(Exit::usage, folder.string(),
-         " is not a folder; give one with a config.json, or a GGUF file");
+         " is not a folder; give a folder with a config.json, or a GGUF file");
   if (!fs::exists(folder / "config.json"))
     fail(Exit::checkpoint, folder.string(),
          " has no config.json, so it is not a Hugging Face folder",
@@ -153,9 +153,9 @@ fs::path import_hugging_face(const ImportOptions& o) {
 
 namespace {
 
-/// Writes tokenizer.json, tokenizer_config.json and the files of other settings. Also writes
-/// vocab.json and merges.txt if these can express the tokenizer. Adds the ids of special tokens to
-/// `config`, the contents of config.json.
+/// Writes tokenizer.json, tokenizer_config.json and the files of the tokenizer's other settings.
+/// Also writes vocab.json and merges.txt if these can express the tokenizer. Adds the ids of
+/// special tokens to `config`, the contents of config.json.
 void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& config) {
   const BPEDefinition& d = tokenizer.bpe()->definition();
   const Json whole = bpe_to_json(d);
@@ -181,7 +181,7 @@ void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& c
   write_settings(tokenizer.settings(), folder, settings);
   write_file_durably(folder / "tokenizer_config.json", json_text(settings, 1) + "\n");
 
-  // vocab.json and merges.txt imply GPT-2's pattern and nothing else.
+  // vocab.json and merges.txt imply GPT-2's pattern and no other settings.
   if (d.patterns != std::vector<std::string>{gpt2_pattern} || d.nfc || d.whole_pieces ||
       !d.byte_tokens.empty())
     return;
@@ -233,12 +233,12 @@ void export_hugging_face(const ExportOptions& o) {
           "transformers 5 splits the text for a model of type qwen2 as Qwen 2 does, whatever "
           "tokenizer.json says; "
           "load ",
-          "this one by PreTrainedTokenizerFast, not by AutoTokenizer");
+          "this tokenizer by PreTrainedTokenizerFast, not by AutoTokenizer");
     }
   } else {
     log_warn(
         "no tokenizer is written, because other programs read only BPE tokenizers, and the run's "
-        "is ",
+        "tokenizer is ",
         m.state.tokenizer ? m.state.tokenizer->kind() : "unknown");
   }
 

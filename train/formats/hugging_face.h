@@ -1,4 +1,5 @@
-// Import and export of Hugging Face folders: config.json, safetensors and tokenizer.json.
+// Declares the import and export of Hugging Face folders: config.json, safetensors and
+// tokenizer.json.
 #pragma once
 
 #include <optional>
@@ -11,14 +12,14 @@
 
 namespace lathe {
 
-/// An open Hugging Face folder, whose model is given in Lathe's form. Opening it throws
-/// Exit::checkpoint for every fault of its config.json and its tensors except values that are not
-/// finite, which tensor() finds.
+/// Reads a model from a Hugging Face folder and converts its tensors to Lathe's form. The
+/// constructor throws Exit::checkpoint for every fault of config.json and the tensors except values
+/// that are not finite, which tensor() finds.
 class HuggingFaceFolder : public ModelSource {
  public:
-  /// `block_size`: the context length to use, or 0 for the one that the model was made for. Throws
-  /// Exit::usage if the model was made for a shorter one. `ignored`: keys of config.json that this
-  /// build does not know and that the user asks to ignore.
+  /// `block_size`: the context length to use, or 0 for the context length that the model was made
+  /// for. Throws Exit::usage if the model was made for a shorter context. `ignored`: keys of
+  /// config.json that this build does not know and that the user asked to ignore.
   explicit HuggingFaceFolder(const fs::path& folder, int64_t block_size = 0,
                              const std::vector<std::string>& ignored = {});
 
@@ -50,16 +51,17 @@ fs::path import_hugging_face(const ImportOptions& options);
 /// Options of an export in any format.
 struct ExportOptions {
   fs::path run, out;
-  std::string checkpoint = "newest";  ///< as find_checkpoint() takes it
-  bool average = false;               ///< write the moving average of the weights (optim.ema_decay)
-  std::string dtype{};                ///< of matrices: fp32, bf16, fp16; in GGUF also q8_0, q4_0;
-                                      ///< empty: as saved
-  std::string chat_template{};        ///< as set_chat_template() takes it; empty: the run's own
+  std::string checkpoint = "newest";  ///< which checkpoint to export: `which` of find_checkpoint()
+  bool average = false;  ///< whether to write the moving average of the weights (optim.ema_decay)
+  std::string dtype{};   ///< dtype of matrices: fp32, bf16 or fp16, in GGUF also q8_0 or q4_0; if
+                         ///< empty, the dtype of the checkpoint
+  std::string chat_template{};  ///< `choice` of set_chat_template(); if empty, the run's chat
+                                ///< template is exported
   StopAsked stop{};  ///< called before each tensor; true ends the export with Exit::stopped
 };
 /// Writes a run as a Hugging Face folder, completely or not at all. Throws Exit::usage if no family
-/// can represent the run's model, the run has adapters, or `out` is not empty, and Exit::busy if
-/// another process is writing `out`.
+/// can represent the run's model, if the run has adapters, or if `out` is not empty. Throws
+/// Exit::busy if another process is writing `out`.
 void export_hugging_face(const ExportOptions& options);
 
 }  // namespace lathe

@@ -71,8 +71,8 @@ void check_vocabulary(const Tokenizer& tokenizer, const fs::path& path, const Mo
 
 namespace {
 
-/// Returns the tokenizer that the options ask for, with the settings of the model; nullopt if they
-/// ask for none.
+/// Returns the tokenizer that the options ask for, with the settings of the model. Returns nullopt
+/// if the options ask for no tokenizer.
 std::optional<Tokenizer> chosen_tokenizer(const ModelSource& source, const ImportOptions& o) {
   std::optional<Tokenizer> tokenizer;
   // Check the settings first and outside of the try block, since the remedy that the catch block
@@ -89,7 +89,8 @@ std::optional<Tokenizer> chosen_tokenizer(const ModelSource& source, const Impor
   } else if (o.tokenizer != "none") {
     tokenizer = Tokenizer::bpe(o.tokenizer);
     check_vocabulary(*tokenizer, o.tokenizer, source.model());
-    // The settings that came with the weights have precedence over those of the given tokenizer.
+    // The settings that came with the weights have precedence over the settings of the given
+    // tokenizer.
     TokenizerSettings settings = source.settings();
     settings.fill_from(tokenizer->settings());
     tokenizer->set_settings(std::move(settings));
@@ -118,8 +119,8 @@ fs::path import_model(const ModelSource& source, const ImportOptions& o) {
   config.data.dir = "";
   config.train.batch_size = 1;
   config.train.out_dir = o.out.string();
-  // A saved config has the resolved value of schedule.min_lr. This is end_of_schedule() of the
-  // defaults.
+  // A saved config has the resolved value of schedule.min_lr. For the default config,
+  // end_of_schedule() gives this value.
   config.schedule.min_lr = config.optim.lr / 10;
 
   state.config = config.schema().to_toml(&config, /*comments=*/false);

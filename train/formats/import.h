@@ -1,4 +1,4 @@
-// Import of models: the parts that all file formats share.
+// Declares the parts of the import of models that all file formats share.
 #pragma once
 
 #include <string>
@@ -12,31 +12,34 @@ namespace lathe {
 
 /// Options of an import from any format.
 struct ImportOptions {
-  fs::path folder{}, out{};        ///< `folder`: a Hugging Face folder, or a GGUF file
-  int64_t block_size = 0;          ///< context length; 0: the one that the model was made for
-  std::string tokenizer = "auto";  ///< auto: the model's; none; or the path of a tokenizer
-  std::string chat_template{};     ///< as set_chat_template() takes it; empty: the model's own
+  fs::path folder{}, out{};  ///< `folder`: a Hugging Face folder, or a GGUF file; `out`: the run
+                             ///< folder
+  int64_t block_size = 0;    ///< context length; 0: the context length that the model was made for
+  std::string tokenizer = "auto";  ///< auto: the model's tokenizer; none: no tokenizer; otherwise
+                                   ///< the path of a tokenizer
+  std::string chat_template{};     ///< `choice` of set_chat_template(); if empty, the model's chat
+                                   ///< template is used
   std::vector<std::string> ignored_keys{};  ///< unknown keys to ignore; recorded in the run
   StopAsked stop{};  ///< called before each tensor; true ends the import with Exit::stopped
 };
 
-/// A model in another program's files.
+/// Reads a model from another program's files.
 class ModelSource {
  public:
   virtual ~ModelSource() = default;
 
   /// Returns the [model] section of a config for the model.
   const ModelConfig& model() const { return model_; }
-  /// Returns the model's parameters, shapes only.
+  /// Returns the model's parameters, which have shapes but no values.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   /// Returns the dtype of tensor(parameter).
   virtual at::ScalarType dtype(const NamedParameter& parameter) const = 0;
   /// Returns the values of a parameter in their stored dtype, or in float32 if they are quantized.
-  /// If their layout is Lathe's, they are not copied, and are valid as long as this object exists.
-  /// Throws Exit::diverged if a value is not finite.
+  /// If the file stores them in Lathe's layout, they are not copied and are valid as long as this
+  /// object exists. Throws Exit::diverged if a value is not finite.
   virtual at::Tensor tensor(const NamedParameter& parameter) const = 0;
-  /// Returns the model's tokenizer. Throws Exit::data if this build can't read it, or if it has
-  /// more tokens than the model's vocabulary.
+  /// Returns the model's tokenizer. Throws Exit::data if this build can't read the tokenizer, or if
+  /// the tokenizer has more tokens than the model's vocabulary.
   virtual Tokenizer tokenizer() const = 0;
   /// Returns the settings that came with the tokenizer, even if tokenizer() throws. Throws
   /// Exit::data if the settings can't be read.
@@ -45,8 +48,8 @@ class ModelSource {
  protected:
   ModelSource() = default;
   /// Sets model() from a model kind and the values of its keys, and parameters() from that model.
-  /// Throws Exit::checkpoint, with an error that begins with `where`, for a kind or a value that
-  /// this build refuses.
+  /// If this build refuses the kind or a value, throws Exit::checkpoint with a message that begins
+  /// with `where`.
   void set_model(const std::string& kind, const std::map<std::string, ConfigValue>& values,
                  const std::string& where);
 
@@ -56,16 +59,16 @@ class ModelSource {
   std::vector<NamedParameter> parameters_;
 };
 
-/// Creates a run from a model and returns the run's only checkpoint, of step 0. Matrices keep their
-/// original dtype and vectors become float32. There is no optimizer state. Only one tensor at a
-/// time is in memory. `options.out` is created completely or not at all. Throws Exit::usage if it
-/// is not empty, and Exit::busy if another process is writing it.
+/// Creates a run from a model and returns the run's only checkpoint, that of step 0. Matrices keep
+/// their original dtype and vectors become float32. The checkpoint has no optimizer state. Only one
+/// tensor at a time is in memory. `options.out` is created completely or not at all. Throws
+/// Exit::usage if `options.out` is not empty, and Exit::busy if another process is writing it.
 fs::path import_model(const ModelSource& source, const ImportOptions& options);
 
 /// Returns an entry of a float dtype as a tensor of its shape. The tensor shares the entry's
 /// memory, or is a copy if the entry's bytes are not aligned for the dtype.
 at::Tensor tensor_of(const TensorEntry& entry);
-/// Throws Exit::diverged, with an error that begins with `where`, if an element is not finite.
+/// If an element is not finite, throws Exit::diverged with a message that begins with `where`.
 void check_finite(const at::Tensor& t, const std::string& where);
 /// Throws Exit::data if the tokenizer, which was read from `path`, has more tokens than the model's
 /// vocabulary.

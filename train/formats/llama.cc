@@ -1,5 +1,5 @@
-// The families of the kind "llama": Llama (Touvron et al. 2023) and the families that differ from
-// it only in the points that LlamaVariant lists.
+// Defines the families of the kind "llama": Llama (Touvron et al. 2023) and the families that
+// differ from Llama only in the points that LlamaVariant lists.
 #include "train/formats/llama_gguf.h"
 #include "train/formats/llama_keys.h"
 
@@ -23,7 +23,7 @@ Family family(const LlamaVariant& variant) {
   const auto add = [&](const std::string& ours, const std::string& theirs,
                        const std::string& gguf_name,
                        TensorRule::Rows rows = TensorRule::Rows::as_they_are) {
-    // Add a rule for the bias of every layer: a rule that matches no parameter has no effect.
+    // Add a rule for the bias of every layer. A rule that matches no parameter has no effect.
     for (const char* part : {".weight", ".bias"}) {
       f.tensors.push_back({.ours = "blocks.#." + ours + part,
                            .theirs = "model.layers.#." + theirs + part,
@@ -55,7 +55,8 @@ Family family(const LlamaVariant& variant) {
   add_norm("attn.q_norm", "self_attn.q_norm", "attn_q_norm");
   add_norm("attn.k_norm", "self_attn.k_norm", "attn_k_norm");
   add("attn.proj", "self_attn.o_proj", "attn_output");
-  // If the branches of a block have norms on their outputs, transformers has other names for norms.
+  // If the branches of a block have norms on their outputs, transformers names the norms
+  // differently.
   const bool is_pre = variant.norm_position == "pre";
   add_norm("norm2", is_pre ? "post_attention_layernorm" : "pre_feedforward_layernorm", "ffn_norm");
   if (!is_pre) {
@@ -66,7 +67,7 @@ Family family(const LlamaVariant& variant) {
   add("mlp.up", "mlp.up_proj", "ffn_up");
   add("mlp.down", "mlp.down_proj", "ffn_down");
 
-  // Older files hold the rotary frequencies, which follow from the config.
+  // Older files also hold the rotary frequencies, which follow from the config.
   f.buffers = {"layers.#.self_attn.rotary_emb.inv_freq"};
 
   f.read = [variant](ConfigKeys& keys, int64_t most) { return read_llama(variant, keys, most); };

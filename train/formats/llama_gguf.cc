@@ -10,7 +10,7 @@
 namespace lathe {
 namespace {
 
-/// llama3's scaling of rotary angles (the model card of Llama 3.1).
+/// The parameters of llama3's scaling of rotary angles (the model card of Llama 3.1).
 struct Llama3Scaling {
   double theta;
   int64_t width;  ///< number of channels of a head
@@ -28,7 +28,7 @@ std::vector<double> waves_of(double theta, int64_t width) {
 }
 
 /// Returns the divisor of each rotary pair's angle: 1 for short wavelengths, `factor` for long
-/// ones, and interpolated between them.
+/// wavelengths, and an interpolated value between.
 std::vector<float> divisors_of(const Llama3Scaling& s) {
   std::vector<float> divisors;
   for (const double wave : waves_of(s.theta, s.width)) {
@@ -42,9 +42,9 @@ std::vector<float> divisors_of(const Llama3Scaling& s) {
   return divisors;
 }
 
-/// Returns a scaling that gives these divisors to float32's accuracy; nullopt if none is found. The
-/// divisors depend only on the ratios of context, low and high, so low is set to 1, its value in
-/// all published models.
+/// Returns a scaling whose divisors equal `divisors` to float32's accuracy, or nullopt if none is
+/// found. The divisors depend only on the ratios of context, low and high, so low is set to 1, its
+/// value in all published models.
 std::optional<Llama3Scaling> scaling_of(const std::vector<float>& divisors, double theta,
                                         double factor) {
   const std::vector<double> waves = waves_of(theta, 2 * std::ssize(divisors));
@@ -85,12 +85,12 @@ std::optional<Llama3Scaling> scaling_of(const std::vector<float>& divisors, doub
   return matches(s) ? std::optional(s) : std::nullopt;
 }
 
-/// Returns the number by which llama.cpp multiplies a file's attention factor. A file therefore
-/// holds YaRN's attention factor divided by it.
+/// Returns the number by which llama.cpp multiplies the attention factor that a file holds. The
+/// file therefore holds YaRN's attention factor divided by this number.
 float yarn_magnitude(float factor) { return 0.1F * std::log(factor) + 1; }
 
-/// Returns a model.rope_attention_factor that an export writes as `value`. Several adjacent floats
-/// may be written as the same value; returns the one with the shortest decimal form.
+/// Returns a model.rope_attention_factor that an export writes as `value`. If several adjacent
+/// floats are written as `value`, returns the float with the shortest decimal form.
 double attention_factor_of(float value, float factor) {
   const float magnitude = yarn_magnitude(factor);
   float candidate = value * magnitude;
@@ -140,9 +140,10 @@ void read_rope_keys(ConfigKeys& c, const GGUFFacts& facts, int64_t width, ModelK
   const double factor = decimal_value(std::ranges::max(facts.rope_divisors));
   const auto found = factor > 1 ? scaling_of(facts.rope_divisors, theta, factor) : std::nullopt;
   if (!found)
-    c.refuse(key("freq_base"),
-             "rope_freqs.weight does not have llama3's scaling of the angles, the only one that "
-             "this build computes");
+    c.refuse(
+        key("freq_base"),
+        "rope_freqs.weight does not have llama3's scaling of the angles, the only scaling that "
+        "this build computes");
   model["rope_scaling"] = std::string("llama3");
   model["rope_factor"] = found->factor;
   model["rope_low_freq_factor"] = found->low;
@@ -233,7 +234,8 @@ ModelKeys read_llama_gguf(ConfigKeys& c, const GGUFFacts& facts, int64_t most) {
   c.only(key("attention.value_length"), {width});
   c.only(key("expert_count"), {0});
   c.only(key("attention.causal"), {true});
-  c.only(key("tensor_data_layout"), {"Meta AI original pth"});  // adjacent rotary pairs
+  c.only(key("tensor_data_layout"), {"Meta AI original pth"});  // the channels of a rotary pair are
+                                                                // adjacent
   if (c.has(key("attention.sliding_window")) &&
       c.whole(key("attention.sliding_window"), 0, int64_t{1} << 40) < context)
     c.refuse(key("attention.sliding_window"),

@@ -19,8 +19,7 @@ std::optional<int64_t> optional(bool may_lack, int64_t value) {
 double read_softcap(ConfigKeys& c, const char* key, double otherwise) {
   const bool is_null = c.is_null(key);
   const double cap = c.real(key, is_null ? 0 : otherwise);
-  if (!is_null && cap == 0 && c.has(key))
-    c.refuse(key, "a cap must not be 0; null stands for none");
+  if (!is_null && cap == 0 && c.has(key)) c.refuse(key, "a cap must not be 0; null means no cap");
   return cap;
 }
 
@@ -28,7 +27,7 @@ double read_softcap(ConfigKeys& c, const char* key, double otherwise) {
 void read_gemma(const LlamaVariant& variant, ConfigKeys& c, ModelKeys& model) {
   c.only("hidden_activation", {"gelu_pytorch_tanh"});
   c.only("use_bidirectional_attention", {false});
-  // transformers does not read these for Gemma 2 and 3.
+  // transformers does not read these keys for Gemma 2 and 3.
   c.pass({"hidden_act", "cache_implementation"});
   model["activation"] = std::string("gelu");
   model["scale_embeddings"] = true;
@@ -103,7 +102,8 @@ ModelKeys read_llama(const LlamaVariant& variant, ConfigKeys& c, int64_t most) {
                   {"qk_norm_over", variant.qk_norm == "none" ? "head" : variant.qk_norm},
                   {"tie_weights", c.flag("tie_word_embeddings", variant.tie_weights)}};
 
-  // The following keys must have one of the given values, because others change the computation.
+  // The following keys must have one of the given values, because other values change the
+  // computation.
   if (variant.is_gemma) {
     read_gemma(variant, c, model);
   } else {
@@ -118,7 +118,7 @@ ModelKeys read_llama(const LlamaVariant& variant, ConfigKeys& c, int64_t most) {
 }
 
 std::optional<Json> write_llama(const LlamaVariant& variant, const AnyConfig& own) {
-  // If this family does not fit, the caller tries the next one.
+  // If this family can't represent the model, the caller tries the next family.
   if (!variant.exported || !represents(variant, own)) return std::nullopt;
 
   const auto size = [&](const char* key) { return value_of<int64_t>(own, key); };

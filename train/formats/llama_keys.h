@@ -1,5 +1,5 @@
-// The keys of config.json for the families of the kind "llama", and the differences between the
-// families. Includes no LibTorch header.
+// Declares the keys of config.json for the families of the kind "llama", and the differences
+// between the families. Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +10,36 @@
 
 namespace lathe {
 
-/// A family of the kind "llama": the points in which such families differ.
+/// Describes a family of the kind "llama" by the points in which such families differ.
 struct LlamaVariant {
-  /// Which layers may have a sliding window: none, all of them, or those that layer_types lists.
+  /// Which layers may have a sliding window: no layer, all layers, or the layers that layer_types
+  /// lists.
   enum class Windows : uint8_t { none, all, listed };
 
   std::string model_type, architecture;
-  std::string gguf_name{};  ///< general.architecture; empty: this build writes no GGUF of it
+  std::string gguf_name{};  ///< general.architecture in GGUF files; empty if this build writes no
+                            ///< GGUF files of the family
   bool qkv_bias = false;
-  std::string qk_norm = "none";  ///< a value of model.qk_norm_over, or "none": no norm of q and k
+  std::string qk_norm = "none";  ///< a value of model.qk_norm_over; "none" if queries and keys have
+                                 ///< no norm
   std::string norm_position = "pre";
-  /// Gemma's GELU, scaled embeddings, norms with 1 + weight, and query_pre_attn_scalar.
+  /// Whether the family has Gemma's GELU, scaled embeddings, norms with 1 + weight, and
+  /// query_pre_attn_scalar.
   bool is_gemma = false;
   bool caps_attention = false, caps_logits = false;  ///< whether config.json has these softcaps
-  double attention_softcap = 0, logit_softcap = 0;   ///< the defaults; 0: no cap
+  double attention_softcap = 0, logit_softcap = 0;   ///< the default softcaps; 0: no cap
   Windows windows = Windows::none;
   bool slides = false;              ///< whether the window applies without use_sliding_window
   int64_t window = 4096;            ///< the default of sliding_window; 0: no window
-  std::string window_layers = "1";  ///< model.window_layers if there is no layer_types
+  std::string window_layers = "1";  ///< model.window_layers if config.json lacks layer_types
   bool has_max_window_layers =
-      false;                       ///< whether the first max_window_layers have no window (Qwen)
+      false;  ///< whether the first max_window_layers layers have no window (Qwen)
   bool lists_rope_layers = false;  ///< whether config.json has no_rope_layers (SmolLM3)
   bool has_local_rope = false;     ///< whether config.json has rope_local_base_freq (Gemma 3)
-  double rope_theta = 10000;       ///< the default
-  double norm_eps = 1e-6;          ///< the default
-  bool tie_weights = false;        ///< the default
-  bool exported = true;            ///< whether models are written as this family
+  double rope_theta = 10000;       ///< the default of rope_theta
+  double norm_eps = 1e-6;          ///< the default of the norms' epsilon
+  bool tie_weights = false;        ///< the default of tie_word_embeddings
+  bool exported = true;            ///< whether an export may write models as this family
   /// Whether num_key_value_heads may be absent and is then num_attention_heads. In the other
   /// families, transformers has a different default, so the key is required.
   bool kv_heads_optional = true;
@@ -43,8 +47,8 @@ struct LlamaVariant {
   bool head_dim_optional = true;
 };
 
-/// Reads a config.json. `most` is the wanted context length, or 0 for the model's own. Throws the
-/// errors of ConfigKeys and context_of().
+/// Reads a config.json. `most` is the wanted context length, or 0 for the context length that the
+/// model was made for. Throws the errors of ConfigKeys and context_of().
 ModelKeys read_llama(const LlamaVariant& variant, ConfigKeys& keys, int64_t most);
 /// Returns a model's config.json; nullopt if the family can't represent the model.
 std::optional<Json> write_llama(const LlamaVariant& variant, const AnyConfig& own);

@@ -20,15 +20,16 @@ OnnxType raw_type(const ExampleEncoding& e) {
   return is_enough ? OnnxType::f32 : OnnxType::f64;
 }
 
-/// Returns the column's name, or its number, counted from 1, if the table has no header line.
+/// Returns the column's name. If the table has no header line, returns the column's number, counted
+/// from 1.
 std::string shown_name(const TableFormat& table, size_t column) {
   const std::string& name = table.columns[column].name;
   return name.empty() ? std::to_string(column + 1) : name;
 }
 
 /// Adds the graph inputs for a table, and encodes its columns: fills the empty cells of numeric
-/// columns, and converts text columns to one-hot vectors. Returns the name of the result, [batch,
-/// width].
+/// columns, and converts text columns to one-hot vectors. Returns the name of the encoded table
+/// [batch, width].
 std::string add_table(OnnxGraph& graph, const TableFormat& table, OnnxType type) {
   std::vector<double> fills;
   Json numbers = Json::array(), texts = Json::array();
@@ -58,8 +59,8 @@ std::string add_table(OnnxGraph& graph, const TableFormat& table, OnnxType type)
   }
   if (texts.empty()) return input;
 
-  // The model takes the columns in the order of the table, so put the runs of numeric columns
-  // between the text columns.
+  // The model takes the columns in the order of the table, so put each group of adjacent numeric
+  // columns between the text columns around it.
   std::vector<std::string> parts;
   Ints run;
   int64_t number = 0, text = 0;
@@ -77,7 +78,7 @@ std::string add_table(OnnxGraph& graph, const TableFormat& table, OnnxType type)
       continue;
     }
     end_run();
-    // zeros = 0 makes a value that no training example has an error, as in `lathe predict`.
+    // With zeros = 0, a value that no training example has is an error, as in `lathe predict`.
     const std::string cells = take("texts", graph.add_integers("column", {text++}, {}));
     const std::string encoded =
         graph.add_node("ai.onnx.ml.OneHotEncoder", {cells},
@@ -112,7 +113,8 @@ std::string add_example_inputs(OnnxGraph& graph, const ExampleEncoding& e) {
   }
   if (e.channels_last) x = graph.add_node("Transpose", {x}, {{"perm", Ints{0, 3, 1, 2}}});
 
-  // With three or more dimensions each channel has a mean; with fewer, each element has one.
+  // Examples of three or more dimensions have a mean for each channel. Other examples have a mean
+  // for each element.
   Ints shape = sizes;
   if (sizes.size() >= 3) {
     shape.assign(sizes.size(), 1);

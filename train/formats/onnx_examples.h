@@ -1,5 +1,5 @@
-// The inputs and outputs of an ONNX file for a model of examples, as `lathe predict` reads and
-// writes them. Includes no LibTorch header.
+// Declares the inputs and outputs of an ONNX file for a model of examples, in the form that `lathe
+// predict` reads and writes. Includes no LibTorch header.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace lathe {
 
-/// Adds the inputs of a model, and their normalization. The inputs are raw values, as `lathe
-/// prepare` reads them:
+/// Adds the inputs of a model, and the normalization of these inputs. The inputs are raw values, in
+/// the form that `lathe prepare` reads:
 ///   input [batch, ...]: float32 for examples of three or more dimensions (images) whose means are
 ///     below 1000 standard deviations, else float64; for a table, its numeric columns [batch,
 ///     columns], where NaN is an empty cell

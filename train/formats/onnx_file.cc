@@ -7,7 +7,8 @@
 #include "core/error.h"
 #include "core/io/text.h"
 
-static_assert(std::endian::native == std::endian::little, "elements are written as they are");
+static_assert(std::endian::native == std::endian::little,
+              "elements are written in the byte order of memory");
 
 namespace lathe {
 namespace {
@@ -42,8 +43,8 @@ std::string float_field(uint64_t number, float value) {
 
 /// Returns the fields of an AttributeProto.
 std::string attribute(const OnnxAttribute& a) {
-  // Each type of value has its own field, and its own number in AttributeProto.AttributeType (field
-  // 20).
+  // A value's field depends on its type. Field 20 holds the number of the type in
+  // AttributeProto.AttributeType.
   struct Value {
     std::string operator()(int64_t x) const { return integer_field(3, x) + integer_field(20, 2); }
     std::string operator()(float x) const { return float_field(2, x) + integer_field(20, 1); }
@@ -76,7 +77,7 @@ std::string value_info(const std::string& name, OnnxType type, const std::vector
   return bytes_field(1, name) + bytes_field(2, bytes_field(1, tensor));
 }
 
-/// Returns the bytes of numbers as they are in memory.
+/// Returns the bytes of numbers in the order in which memory holds them.
 template <class T>
 std::string packed(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};

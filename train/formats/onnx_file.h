@@ -1,11 +1,11 @@
-// ONNX files: a graph that is built node by node, and its encoding as protobuf. Includes no
+// Declares a graph that is built node by node, and its encoding as an ONNX file. Includes no
 // LibTorch header.
 //
-// This code writes protobuf's wire format itself, without libonnx or libprotobuf, for two reasons.
-// A graph needs only ten messages with three kinds of fields, which takes less code than using the
-// generated classes. And a process can hold only one version of libprotobuf, which programs that
-// link Lathe may need themselves. Sources: onnx.proto of ONNX 1.12 (IR version 8), and "Encoding"
-// in protobuf's documentation.
+// This code writes protobuf's wire format without libonnx or libprotobuf, for two reasons. First, a
+// graph needs only ten messages with three kinds of fields, so this encoder is shorter than code
+// that uses generated classes. Second, a process can hold only one version of libprotobuf, and
+// programs that link Lathe may need another version. Sources: onnx.proto of ONNX 1.12 (IR version
+// 8), and "Encoding" in protobuf's documentation.
 #pragma once
 
 #include <cstddef>
@@ -22,40 +22,41 @@
 
 namespace lathe {
 
-/// The types of elements, with the numbers of TensorProto.DataType.
+/// The types of elements. The values are the numbers of TensorProto.DataType.
 enum class OnnxType : uint8_t { f32 = 1, i64 = 7, text = 8, f64 = 11 };
 
 /// A dimension of an input or output: its size, or the name of a dynamic dimension.
 using OnnxDim = std::variant<int64_t, std::string>;
 
-/// An attribute of a node, with the types that AttributeProto has for it.
+/// An attribute of a node. Its value has one of the types that AttributeProto has.
 struct OnnxAttribute {
   std::string name;
   std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<std::string>> value;
 };
 
-/// A graph of ONNX operators (opset 17 of ai.onnx, 3 of ai.onnx.ml), and its file.
+/// A graph of ONNX operators (opset 17 of ai.onnx, opset 3 of ai.onnx.ml) that can be written to a
+/// file.
 class OnnxGraph {
  public:
   /// Declares an input or output of the graph. The name must be unique.
   void add_input(const std::string& name, OnnxType type, const std::vector<OnnxDim>& dims);
   void add_output(const std::string& name, OnnxType type, const std::vector<OnnxDim>& dims);
-  /// Adds a constant tensor of little-endian elements, and returns its name, which is made unique.
-  /// `bytes` are not copied, and must stay valid until write().
+  /// Adds a constant tensor of little-endian elements. Makes the name unique and returns it. Does
+  /// not copy `bytes`, which must stay valid until write() has returned.
   std::string add_constant(const std::string& name, OnnxType type,
                            const std::vector<int64_t>& shape, std::span<const std::byte> bytes);
-  /// Adds a constant int64 tensor and returns its name, which is made unique. Copies the values.
-  /// The default shape is [n]; an empty shape makes a scalar of one number.
+  /// Adds a constant int64 tensor, for which it copies the values. Makes the name unique and
+  /// returns it. The default shape is [n]; an empty shape makes a scalar of one number.
   std::string add_integers(const std::string& name, const std::vector<int64_t>& values,
                            const std::vector<int64_t>& shape);
   std::string add_integers(const std::string& name, const std::vector<int64_t>& values) {
     return add_integers(name, values, {static_cast<int64_t>(values.size())});
   }
-  /// Adds a constant tensor of `type`, f32 or f64, in the same way.
+  /// Adds a constant tensor of `type`, f32 or f64, as add_integers() does for int64.
   std::string add_numbers(const std::string& name, OnnxType type, const std::vector<double>& values,
                           const std::vector<int64_t>& shape);
   /// Adds a node with one output and returns the output's name: `output` or, if that is empty, the
-  /// operator's name, made unique. `op` includes the domain of an operator of ai.onnx.ml, as in
+  /// operator's name, made unique. For an operator of ai.onnx.ml, `op` includes the domain, as in
   /// "ai.onnx.ml.OneHotEncoder". An empty name in `inputs` omits an optional input.
   std::string add_node(const std::string& op, const std::vector<std::string>& inputs,
                        const std::vector<OnnxAttribute>& attributes = {},
@@ -76,10 +77,10 @@ class OnnxGraph {
   struct Constant {
     std::string head;  // a TensorProto without its elements
     std::span<const std::byte> bytes;
-    std::string own;  // a copy of the elements; empty: `bytes` refers to the caller's
+    std::string own;  // a copy of the elements; if empty, `bytes` refers to the caller's elements
   };
   std::string unique(const std::string& name);
-  /// Adds a constant with the elements of `own` or, if `own` is empty, those of `bytes`.
+  /// Adds a constant with the elements of `own` or, if `own` is empty, the elements of `bytes`.
   std::string add(const std::string& name, OnnxType type, const std::vector<int64_t>& shape,
                   std::span<const std::byte> bytes, std::string own);
 

@@ -11,7 +11,8 @@ namespace {
 
 using Ints = std::vector<int64_t>;
 
-/// Returns a weight or bias [G * H, ...] of G gates with H rows each, with the gates reordered.
+/// Returns a weight or bias [G * H, ...] of G gates with H rows each, with the gates arranged in
+/// `order`.
 at::Tensor in_order(const at::Tensor& t, const Ints& order) {
   const auto gates = t.chunk(static_cast<int64_t>(order.size()), 0);
   std::vector<at::Tensor> ordered;

@@ -1,5 +1,5 @@
-// The layers of Lathe's models as operators of ONNX. Shapes: B batch, T time, C channels, V
-// vocabulary.
+// Declares the layers of Lathe's models as operators of ONNX. Shapes: B batch, T time, C channels,
+// V vocabulary.
 #pragma once
 
 #include <map>
@@ -22,21 +22,21 @@ class OnnxLayers {
   OnnxLayers(OnnxGraph& graph, const StateDict& state);
 
   OnnxGraph& graph() { return graph_; }
-  /// Returns whether the model has a tensor of that path.
+  /// Returns whether the model has a tensor with this path.
   bool has(const std::string& path) const { return state_.contains(path); }
-  /// Returns the tensor of that path in float32.
+  /// Returns the tensor with this path, in float32.
   const at::Tensor& tensor(const std::string& path) const { return state_.at(path); }
   /// Adds a tensor of the model as a constant, unless it was added before, and returns its name.
   /// Returns "" if the model has no such tensor.
   std::string weight(const std::string& path);
-  /// Adds a tensor that the caller computed as a constant, and returns its name.
+  /// Adds a constant with values that the caller computed, and returns its name.
   std::string constant(const std::string& name, const at::Tensor& t);
 
   /// Adds a Linear that is applied to a matrix x [B, C].
   std::string linear(const std::string& x, const std::string& path);
   /// Adds a Linear that is applied to the last dimension of x [..., C].
   std::string wide_linear(const std::string& x, const std::string& path);
-  /// Adds the matrix product x W^T with a weight W [V, C].
+  /// Adds the matrix product x W^T, where the weight W is [V, C].
   std::string product(const std::string& x, const std::string& weight_path);
   /// Adds a BatchNorm1d or BatchNorm2d that uses its running statistics.
   std::string batch_norm(const std::string& x, const std::string& path);
@@ -63,7 +63,7 @@ class OnnxLayers {
   std::map<std::string, std::string> added_;
 };
 
-/// A model kind that can be exported as ONNX.
+/// Describes a model kind that can be exported as ONNX.
 struct OnnxKind {
   std::string name;
   /// Adds the model's layers. `x` names the input: float32 [B, ...] with the sizes of

@@ -1,4 +1,4 @@
-// The model kinds that can be exported as ONNX.
+// Defines the model kinds that can be exported as ONNX.
 #include <limits>
 
 #include "nn/models/convnet.h"

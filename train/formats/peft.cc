@@ -23,7 +23,7 @@ constexpr const char* peft_config_file = "adapter_config.json";
 constexpr const char* peft_tensor_file = "adapter_model.safetensors";
 constexpr const char* peft_prefix = "base_model.model.";
 
-/// The parameters of an adapter: the ends of their names in Lathe and in PEFT.
+/// The parameters of an adapter: for each one, the end of its name in Lathe and in PEFT.
 constexpr std::pair<const char*, const char*> adapter_parts[]{
     {".lora_a", ".lora_A.weight"},
     {".lora_b", ".lora_B.weight"},
@@ -57,9 +57,9 @@ PeftConfig read_peft_config(const fs::path& folder) {
     fail(Exit::checkpoint, where, ": peft_type \"", printable_line(type),
          "\"; this build reads only LORA");
   if (json.contains("bias") && json["bias"] != "none")
-    fail(Exit::checkpoint, where, ": \"bias\" must be none: biases are not part of adapters here");
+    fail(Exit::checkpoint, where, ": \"bias\" must be none: this build's adapters have no biases");
 
-  // These keys are implied by the tensors, or do not change what the adapters compute.
+  // The following keys follow from the tensors, or do not change what the adapters compute.
   static const std::set<std::string> passed{"auto_mapping",
                                             "base_model_name_or_path",
                                             "bias",
@@ -81,7 +81,7 @@ PeftConfig read_peft_config(const fs::path& folder) {
                                             "task_type",
                                             "use_dora",
                                             "use_rslora"};
-  // These initializations leave the base unchanged; PEFT's other ones change it.
+  // These initializations leave the base unchanged; PEFT's other initializations change the base.
   static const std::set<std::string> plain_starts{"gaussian", "orthogonal", "eva"};
   for (const auto& [key, value] : json.items()) {
     const bool is_plain_start =
@@ -100,14 +100,15 @@ PeftConfig read_peft_config(const fs::path& folder) {
   PeftConfig c{.rank = json_integer(json, "r", 1, 10000, where, Exit::checkpoint),
                .alpha = json_real(json, "lora_alpha", where, Exit::checkpoint),
                .dora = flag("use_dora")};
-  // Rank-stabilized adapters are scaled by alpha / sqrt(r), but Lathe's are scaled by alpha / r.
+  // Rank-stabilized adapters are scaled by alpha / sqrt(r), but Lathe scales adapters by alpha / r.
   if (flag("use_rslora")) c.alpha *= std::sqrt(static_cast<double>(c.rank));
   if (!(c.alpha > 0) || c.alpha > 1e6)
     fail(Exit::checkpoint, where, ": lora_alpha must be above 0 and at most 1000000");
   return c;
 }
 
-/// The tensors of a PEFT folder by the names of Lathe's parameters, and the layers with adapters.
+/// The tensors of a PEFT folder, keyed by the names of Lathe's parameters, and the layers with
+/// adapters.
 struct PeftTensors {
   PeftTensors(const fs::path& folder, const Family& family, Model& shapes)
       : path(folder / peft_tensor_file), file(path) {
@@ -163,7 +164,7 @@ struct PeftTensors {
   SafetensorsFile file;
   std::map<std::string, const TensorEntry*> entries;
   std::set<std::string> layers;
-  bool is_default = true;  // whether `layers` is what an empty adapters.layers selects
+  bool is_default = true;  // whether an empty adapters.layers selects exactly `layers`
 };
 
 /// Returns the config of the run that holds the imported adapters.
@@ -174,7 +175,8 @@ RunConfig imported_config(const RunConfig& base, const PeftConfig& peft, const P
   config.data.dir = "";
   config.train.batch_size = 1;
   config.train.out_dir = o.out.string();
-  config.schedule.min_lr = config.optim.lr / 10;  // end_of_schedule() of the defaults
+  config.schedule.min_lr = config.optim.lr / 10;  // the value of end_of_schedule() for the default
+                                                  // config
   const Schema& keys = config.schema();
   const std::string where = (o.folder / peft_config_file).string();
   keys.set(&config, "adapters.rank", peft.rank, where);
@@ -195,7 +197,7 @@ fs::path import_peft(const PeftImport& o) {
   const RunConfig from = saved_config(of_base, base);
   if (adapters_of(from).rank > 0)
     fail(Exit::usage, "command line: --base: ", o.base,
-         " holds adapters itself; merge it first (`lathe merge`)");
+         " holds adapters; merge them into their base first (`lathe merge`)");
 
   install_allocator();
   const PeftConfig peft = read_peft_config(o.folder);

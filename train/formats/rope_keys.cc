@@ -22,7 +22,7 @@ std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
   // Older files have "type" in place of "rope_type"; some have both.
   const std::string old = rope.text("type", "default"), type = rope.text("rope_type", old);
   if (rope.has("type") && old != type)
-    rope.refuse("type", "rope_type = \"" + type + "\" contradicts it");
+    rope.refuse("type", "rope_type = \"" + type + "\" contradicts \"type\"");
 
   if (type == "linear") {
     model["rope_scaling"] = type;
@@ -35,7 +35,7 @@ std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
     model["rope_original_context"] = rope.whole("original_max_position_embeddings", 1, 100000000);
   } else if (type == "yarn") {
     const int64_t original = rope.whole("original_max_position_embeddings", 1, 100000000, context);
-    // A factor of null stands for the ratio of the new to the original context length.
+    // A factor of null means the ratio of the new to the original context length.
     const double factor = rope.real(
         "factor", rope.is_null("factor")
                       ? std::optional(static_cast<double>(context) / static_cast<double>(original))
@@ -56,7 +56,7 @@ std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
   return type;
 }
 
-/// Reads rope_parameters that has an object for each type of layer.
+/// Reads an object rope_parameters that has an object for each type of layer.
 void read_rope_of_types(ConfigKeys both, double theta, double local_theta, int64_t context,
                         ModelKeys& model) {
   ConfigKeys full = both.part("full_attention"), local = both.part("sliding_attention");
@@ -92,20 +92,21 @@ std::string zero_at_each(int64_t interval) {
   return std::string(static_cast<size_t>(interval - 1), '1') + "0";
 }
 
-/// Returns a digit for each layer: 1 if it has rotary positions, else 0.
+/// Returns a digit for each layer: 1 if the layer has rotary positions, 0 if it does not.
 std::string read_rope_layers(ConfigKeys& c, size_t layers) {
   const int64_t interval = c.whole("no_rope_layer_interval", 1, 1000, 4);
   const std::vector<int64_t> given = c.wholes("no_rope_layers", 0, 1);
   if (given.empty()) return repeated(zero_at_each(interval), layers);
   if (given.size() < layers)
-    c.refuse("no_rope_layers", str("there must be one for each of ", layers, " layers"));
+    c.refuse("no_rope_layers", str("there must be one entry for each of ", layers, " layers"));
 
   std::string digits;
   for (size_t i = 0; i < layers; ++i) digits += given[i] != 0 ? '1' : '0';
   return digits;
 }
 
-/// Returns a digit for each layer: 1 if it has a window, provided that the model uses windows.
+/// Returns a digit for each layer: 1 if the layer has a window whenever the model uses windows, 0
+/// if it has none.
 std::string read_window_layers(const LlamaVariant& variant, ConfigKeys& c, size_t layers,
                                const std::string& rope_layers) {
   const std::vector<std::string> types = c.texts("layer_types");
@@ -114,9 +115,9 @@ std::string read_window_layers(const LlamaVariant& variant, ConfigKeys& c, size_
       c.refuse("layer_types", "this build supports only full_attention and sliding_attention");
   }
   if (!types.empty() && types.size() != layers)
-    c.refuse("layer_types", str("there must be one for each of ", layers, " layers"));
+    c.refuse("layer_types", str("there must be one entry for each of ", layers, " layers"));
 
-  // Without layer_types, the family determines the layers with a window.
+  // If config.json lacks layer_types, the family determines the layers with a window.
   std::string digits = repeated(variant.window_layers, layers);
   const int64_t full = c.whole("max_window_layers", 0, 100000, 28);
   if (variant.has_max_window_layers) {
@@ -139,7 +140,8 @@ std::string read_window_layers(const LlamaVariant& variant, ConfigKeys& c, size_
 void read_rope(const LlamaVariant& variant, ConfigKeys& c, int64_t context, ModelKeys& model) {
   const bool together = c.has("rope_parameters");
   ConfigKeys rope = c.part(together ? "rope_parameters" : "rope_scaling");
-  // rope_theta may be a key of config.json itself or of the object `rope`, which has precedence.
+  // config.json or its object `rope` may hold the key rope_theta; the value in `rope` has
+  // precedence.
   const double theta = c.real("rope_theta", variant.rope_theta);
   const double local_theta = variant.has_local_rope ? c.real("rope_local_base_freq", 10000.0) : 0;
   c.only("partial_rotary_factor", {1.0});
@@ -171,7 +173,7 @@ void write_rope(const LlamaVariant& variant, const AnyConfig& own, Json& config)
     scaling["beta_slow"] = real("rope_beta_slow");
     scaling["original_max_position_embeddings"] = size("rope_original_context");
     if (!value_of<bool>(own, "rope_truncate")) scaling["truncate"] = false;
-    // 0 stands for YaRN's formula, which transformers uses if the key is absent.
+    // 0 means YaRN's formula, which transformers uses if the key is absent.
     if (real("rope_attention_factor") > 0)
       scaling["attention_factor"] = real("rope_attention_factor");
   }
@@ -198,7 +200,7 @@ void read_layers(const LlamaVariant& variant, ConfigKeys& c, ModelKeys& model) {
   const bool slides = c.flag("use_sliding_window", variant.slides || lists_windows);
   const std::string digits = read_window_layers(variant, c, layers, rope_layers);
   if (lists_windows && !slides)
-    c.refuse("layer_types", "use_sliding_window = false contradicts it");
+    c.refuse("layer_types", "use_sliding_window = false contradicts sliding_attention");
 
   const int64_t otherwise = c.is_null("sliding_window") ? 0 : variant.window;
   const int64_t window = c.whole("sliding_window", 1, int64_t{1} << 40, otherwise);
@@ -208,14 +210,14 @@ void read_layers(const LlamaVariant& variant, ConfigKeys& c, ModelKeys& model) {
     model["sliding_window"] = window;
     model["window_layers"] = shortest(digits);
   } else if (has_window && window < context) {
-    c.refuse(
-        "sliding_window",
-        str("this build runs models of type ", variant.model_type,
-            " without it, which is equivalent only for contexts of up to that many tokens, not ",
-            context, "; give --block-size ", window));
+    c.refuse("sliding_window", str("this build runs models of type ", variant.model_type,
+                                   " without a window, which is equivalent only for contexts that "
+                                   "fit in the window, not for ",
+                                   context, " tokens; give --block-size ", window));
   }
 
-  // Leave rope_local_theta out if it changes nothing: its default, 0, stands for rope_theta.
+  // Leave rope_local_theta out if it changes nothing: its default, 0, means the value of
+  // rope_theta.
   const auto base = [&](const char* key) { return std::get<double>(model.at(key)); };
   const bool is_same = !model.contains("rope_scaling") && model.contains("rope_local_theta") &&
                        base("rope_local_theta") == base("rope_theta");

@@ -1,5 +1,5 @@
-// The keys of config.json, in the families of the kind "llama", for rotary positions and for the
-// layers that have rotary positions or a sliding window. Includes no LibTorch header.
+// Declares the keys of config.json, in the families of the kind "llama", for rotary positions and
+// for the layers that have rotary positions or a sliding window. Includes no LibTorch header.
 #pragma once
 
 #include <string>
@@ -16,12 +16,12 @@ void read_rope(const LlamaVariant& variant, ConfigKeys& keys, int64_t context, M
 void write_rope(const LlamaVariant& variant, const AnyConfig& own, Json& config);
 
 /// Sets the keys in `model` for the layers that have rotary positions or a sliding window. Call it
-/// after read_rope(), with n_layer and block_size in `model`. Throws Exit::checkpoint for a window
-/// that is shorter than the context in a family without windows.
+/// after read_rope(), with n_layer and block_size in `model`. Throws Exit::checkpoint if the family
+/// has no windows and the window is shorter than the context.
 void read_layers(const LlamaVariant& variant, ConfigKeys& keys, ModelKeys& model);
 /// Adds the keys that read_layers() reads to a config.json.
 void write_layers(const LlamaVariant& variant, const AnyConfig& own, Json& config);
-/// Returns `pattern` repeated to one digit for each layer of a model.
+/// Returns `pattern` repeated until it has one digit for each layer of the model.
 std::string digits_of_layers(const AnyConfig& own, const std::string& pattern);
 
 }  // namespace lathe

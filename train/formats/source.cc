@@ -17,13 +17,13 @@
 namespace lathe {
 namespace {
 
-/// Returns model.block_size if it was given, else 0.
+/// Returns model.block_size if the user gave it, and 0 otherwise.
 int64_t wanted_context(const LoadedConfig& loaded) {
   return loaded.origins.contains("model.block_size") ? model_context(loaded.config) : 0;
 }
 
-/// Returns the checkpoints, newest first, that a run may resume or branch from. If it uses one, the
-/// checkpoint's weights replace those of the source.
+/// Returns the checkpoints, newest first, that a run may resume or branch from. If the run uses one
+/// of these checkpoints, its weights replace the weights of the source.
 std::vector<fs::path> own_checkpoints(const RunConfig& config) {
   auto there = list_checkpoints(config.train.out_dir);
   const std::string& resume = config.checkpoint.resume;
@@ -53,7 +53,7 @@ LoadedConfig resolve_init_from(LoadedConfig loaded) {
     if (is_hugging_face(name))
       fail(Exit::usage, at(), "adapters need a run as their base, and ", name,
            " is a Hugging Face folder; import it first (`lathe import`)");
-    // resolve_adapter_base() loads it.
+    // resolve_adapter_base() loads the run `name`.
     c.schema().set(&c, "adapters.base", name, "train.init_from");
     return loaded;
   }
@@ -112,7 +112,7 @@ void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts
   const int64_t vocab_size = batch_sizes(c).vocab_size;
   if (facts.vocab_size > vocab_size && vocab_size > 0) {
     fail(Exit::data, c.data.dir, " has a vocabulary of ", facts.vocab_size,
-         ", but the weights of train.init_from have one of ", vocab_size, remedy);
+         ", but the weights of train.init_from have a vocabulary of ", vocab_size, remedy);
   }
 }
 
@@ -123,7 +123,7 @@ bool has_own_encoding(const RunConfig& config) {
   for (const fs::path& own : list_checkpoints(config.train.out_dir)) {
     try {
       return read_state(own).encoding.has_value();
-    } catch (const Error&) {  // reported when the run resumes from it
+    } catch (const Error&) {  // the error is reported when the run resumes from the checkpoint
     }
   }
   return false;
@@ -137,7 +137,9 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data) {
   if (source.empty() || is_hugging_face(source) || !data.facts().encoding) return;
   if (has_own_encoding(c)) return;
   const RunState state = read_state(source);
-  if (state.sizes.input.empty()) return;  // a model of tokens, which is refused elsewhere
+  if (state.sizes.input.empty())
+    return;  // the source is a model of tokens, which another check
+             // refuses
 
   const std::string key = loaded.source.empty() ? "adapters.base" : "train.init_from";
   const ExampleEncoding own = *data.facts().encoding;

@@ -51,7 +51,7 @@ TensorFiles::TensorFiles(const fs::path& folder) {
 
   for (const std::string& file : files) {
     if (!fs::exists(folder / file))
-      fail(Exit::checkpoint, where, " names ", file, ", which is not there");
+      fail(Exit::checkpoint, where, " names ", file, ", but there is no such file");
     add(folder / file);
   }
 
@@ -59,7 +59,7 @@ TensorFiles::TensorFiles(const fs::path& folder) {
   for (const auto& [tensor, file] : wanted) {
     const auto found = places_.find(tensor);
     if (found == places_.end() || found->second.path->filename() != file)
-      fail(Exit::checkpoint, where, ": \"", tensor, "\" should be in ", file, " but is not");
+      fail(Exit::checkpoint, where, ": \"", tensor, "\" should be in ", file, ", but is not");
   }
   for (const auto& [tensor, place] : places_) {
     if (!wanted.contains(tensor))

@@ -1,4 +1,4 @@
-// The weights of a Hugging Face folder: model.safetensors, or the files that
+// Declares the weights of a Hugging Face folder: model.safetensors, or the files that
 // model.safetensors.index.json lists. Includes no LibTorch header.
 #pragma once
 
@@ -11,16 +11,17 @@
 
 namespace lathe {
 
-/// The memory-mapped files of a folder. Each file is validated completely. Several files are also
-/// validated against the index. If there is a model.safetensors, an index is ignored.
+/// Memory-maps and completely validates the files of a folder. If there is no model.safetensors,
+/// also validates the files against the index. If there is a model.safetensors, ignores an index.
 class TensorFiles {
  public:
   /// Maps the files. Throws Exit::checkpoint if a file is missing or damaged, or if the index and
   /// the files differ.
   explicit TensorFiles(const fs::path& folder);
-  /// Returns the entry of that name, or null. It is valid as long as this object.
+  /// Returns the tensor with this name, or null if there is none. The pointer is valid as long as
+  /// this object exists.
   const TensorEntry* find(const std::string& name) const;
-  /// Returns all names, sorted.
+  /// Returns the names of all tensors, sorted.
   std::vector<std::string> names() const;
   /// Releases the memory of an entry that is no longer needed; the next access reads the file
   /// again.
@@ -43,8 +44,8 @@ class TensorFiles {
   std::map<std::string, Place> places_;
 };
 
-/// Parses the text of a model.safetensors.index.json, and returns the file name of each tensor.
-/// Throws Exit::checkpoint, with an error that begins with `where`, if the text is not valid.
+/// Parses the text of a model.safetensors.index.json, and returns the file name of each tensor. If
+/// the text is not valid, throws Exit::checkpoint with a message that begins with `where`.
 std::map<std::string, std::string> parse_index(std::string_view text, const std::string& where);
 
 }  // namespace lathe

@@ -5,7 +5,7 @@
 namespace lathe {
 namespace {
 
-/// Throws Exit::diverged on all ranks if a parameter on any of them is not finite. A collective.
+/// Throws Exit::diverged on all ranks if a parameter on any rank is not finite. A collective.
 void check_finite_on_all(const Session& s, int64_t step) {
   std::string fault;
   try {
@@ -36,7 +36,7 @@ void Checkpointer::save(bool now) {
   FileLengths lengths;
   metrics_.add_lengths(lengths);
   state_.metrics_bytes = lengths.extract("metrics.jsonl").mapped();
-  // A metrics file that is turned off keeps the length that the state has for it.
+  // If a metrics file is turned off, the state keeps the length that it has for the file.
   for (const auto& [file, bytes] : lengths) state_.sink_bytes[file] = bytes;
 
   const auto before = [this] {

@@ -1,4 +1,5 @@
-// Saves a run: its tensors, its state, and the lengths of its metrics files.
+// Declares Checkpointer, which saves a run: its tensors, its state, and the lengths of its metrics
+// files.
 #pragma once
 
 #include "core/io/file.h"
@@ -9,14 +10,14 @@
 
 namespace lathe {
 
-/// Saves the checkpoints of a run on all of its ranks. Before each update of the session, copies
-/// the tensors that a background save has not written yet.
+/// Saves the checkpoints of a run on all of its ranks. Before the session updates parameters,
+/// copies the tensors that a background save has not written yet.
 class Checkpointer {
  public:
   /// `lock`, `session`, `state` and `metrics` must outlive this object. `lock`: null on a rank that
-  /// does not write the run folder. If parameters or optimizer state are divided among ranks, such
-  /// a rank saves its own tensors; otherwise it saves nothing. `saved_step`: the step of the run's
-  /// newest checkpoint, or -1 if there is none. A collective.
+  /// does not write the run folder. If parameters or optimizer state are divided among ranks, a
+  /// rank without the lock saves its own tensors; otherwise it saves nothing. `saved_step`: the
+  /// step of the run's newest checkpoint, or -1 if there is none. A collective.
   Checkpointer(const fs::path& run, const FolderLock* lock, Session& session, RunState& state,
                MetricsSinks& metrics, int64_t saved_step)
       : lock_(lock),
@@ -37,7 +38,7 @@ class Checkpointer {
   void save(bool now);
   /// Calls save() unless step `state.step` was saved already, and waits for a background save. No
   /// rank returns before all ranks have finished writing, since a launcher such as torchrun may
-  /// kill the remaining ranks soon after one has ended. A collective.
+  /// kill the remaining ranks soon after one rank has ended. A collective.
   void save_last(bool now);
   /// Waits for a background save, and checks that the run folder still belongs to this run. A
   /// collective.

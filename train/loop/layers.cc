@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t sampled = 16384;
 
 /// Returns up to `sampled` evenly spaced elements. The stride is odd, so that it is rarely a
-/// multiple of the length of a row, which would sample a single column.
+/// multiple of the length of a row. Such a multiple would sample a single column.
 at::Tensor some_of(const at::Tensor& t) {
   const at::Tensor flat = t.reshape({-1});
   if (flat.numel() <= sampled) return flat.clone();
@@ -39,22 +39,22 @@ std::string layer_of(const std::string& path) {
   return dot == std::string::npos ? path : path.substr(0, dot);
 }
 
-/// Returns true in the first micro-batch, except while the backward pass recomputes activations.
+/// Returns true in the first micro-batch, except in a backward pass that recomputes activations.
 bool is_observed() {
   return mode().training && !mode().is_recomputing && mode().random &&
          mode().random->first_sample == 0;
 }
 
 /// Returns true for an op that ends in an activation function whose result has the sign of its
-/// input. A unit is then off if its result is not positive.
+/// input. Therefore, a unit is off if its result is not positive.
 bool is_activation(std::string_view op) {
   static const std::set<std::string_view> names{"relu",       "gelu", "silu",      "linear_gelu",
                                                 "leaky_relu", "elu",  "hardswish", "mish"};
   return names.contains(op);
 }
 
-/// Returns the share of units whose results are nowhere above 0. Units are the channels of images,
-/// and the elements of the last dimension otherwise. The result is a scalar.
+/// Returns the share of units whose results are nowhere above 0, as a scalar. For images, a unit is
+/// a channel; otherwise, it is an element of the last dimension.
 at::Tensor dead_share(const at::Tensor& y) {
   const int64_t units = y.dim() == 4 ? 1 : y.dim() - 1;
   std::vector<int64_t> others;
@@ -81,7 +81,7 @@ std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor&
   h.sum = t.sum(at::kDouble).item<double>();
   h.sum_squares = t.to(at::kDouble).square().sum().item<double>();
 
-  // Equal values span no range to divide into bins.
+  // A histogram needs values that differ: equal values span no range to divide into bins.
   constexpr int64_t bins = 64;
   if (h.min == h.max) {
     h.limits = {h.max}, h.counts = {static_cast<double>(t.numel())};
@@ -131,9 +131,9 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
         if (!is_observed() || !y.data().is_floating_point() || y.data().numel() == 0)
           return Variable();
         Seen& seen = layers_.at(path);
-        std::tie(seen.least, seen.largest) = at::aminmax(y.data());  // faster than a norm
-        // Take only one histogram of a layer: a pipeline stage runs the layers before the blocks
-        // once for each of its parts.
+        std::tie(seen.least, seen.largest) = at::aminmax(y.data());  // faster than computing a norm
+        // Collect only one histogram of each layer, since a pipeline stage with several parts runs
+        // the layers before the blocks once for each part.
         if (!histograms || std::exchange(seen.has_histogram, true)) return Variable();
         if (auto h = histogram_of("activations/" + path, y.data(), 1))
           activations_.push_back(std::move(*h));
@@ -142,7 +142,7 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
 }
 
 std::vector<LayerStats> LayerStatsCollector::stats() const {
-  // Gradients are those of the scaled loss, so their norms are divided by the loss scale.
+  // The gradients are those of the scaled loss, so their norms are divided by the loss scale.
   const double scale = session_.optimizer.control().loss_scale;
 
   std::vector<LayerStats> all;

@@ -1,5 +1,5 @@
-// Collects statistics of the layers of a model in one step: norms of weights, gradients and
-// updates, statistics of activations, and histograms.
+// Declares a collector of statistics of the layers of a model in one step: norms of weights,
+// gradients and updates, statistics of activations, and histograms.
 #pragma once
 
 #include <map>
@@ -15,29 +15,31 @@
 
 namespace lathe {
 
-/// Collects the statistics of one step. Construct it before the step and query it afterwards; it
-/// changes no bit of the step. A layer is a module that has trained parameters of its own, whose
-/// result is observed, or in which an activation function is observed. Results are observed for
-/// modules that make a ModuleCall, in the first micro-batch. The norm of an update is exact for
-/// tensors of up to 16384 elements. For larger tensors it is estimated from at most 16384 evenly
-/// spaced elements, which needs neither a copy of the model nor a pass over it.
+/// Collects the statistics of one step. Construct it before the step and query it after the step;
+/// it changes no bit of the step. A module counts as a layer if it directly holds trained
+/// parameters, if its result is observed, or if an activation function in it is observed. Results
+/// are observed for modules that make a ModuleCall, in the first micro-batch. The norm of an update
+/// is exact for tensors of up to 16384 elements. For larger tensors it is estimated from at most
+/// 16384 evenly spaced elements, so that the collector needs neither a copy of the model nor a pass
+/// over it.
 class LayerStatsCollector {
  public:
   /// `histograms`: whether to also collect the histograms of the layers' results.
   LayerStatsCollector(Session& session, bool histograms);
-  /// Returns the statistics after the step, in the order of the model.
+  /// Returns the statistics of all layers after the step, in the order of the model's layers.
   std::vector<LayerStats> stats() const;
-  /// Returns, after the step, the histograms of every trained weight ("weights/PATH"), of its
-  /// unscaled gradient ("gradients/PATH"), and of each layer's result ("activations/LAYER"). Each
-  /// histogram has 64 bins between the least and the largest finite value, or one bin if these are
-  /// equal. A tensor without finite values is left out.
+  /// Returns the histograms after the step: of every trained weight ("weights/PATH"), of the
+  /// weight's unscaled gradient ("gradients/PATH"), and of each layer's result
+  /// ("activations/LAYER"). Each histogram has 64 bins between the least and the largest finite
+  /// value, or one bin if these are equal. A tensor without finite values is left out.
   std::vector<Histogram> histograms() const;
 
  private:
   struct Seen {
     std::vector<size_t> params;       // indices into Session::params
-    at::Tensor least, largest, dead;  // scalars: range of the result, dead share of the activation
-    bool has_histogram = false;       // of the result
+    at::Tensor least, largest, dead;  // scalars: least and largest result, share of dead units in
+                                      // the activation
+    bool has_histogram = false;       // whether the layer's result has a histogram
   };
 
   const Session& session_;

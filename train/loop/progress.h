@@ -1,4 +1,5 @@
-// Determines which actions are due after a step. They depend only on the step and the config.
+// Determines which actions are due after a step. The actions depend only on the step and the
+// config.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +10,12 @@ namespace lathe {
 
 /// The actions that are due after a step.
 struct DueActions {
-  bool last = false;        ///< the step is the run's last
-  bool log = false;         ///< write a line of metrics.jsonl
-  bool layers = false;      ///< include statistics of each layer in that line
-  bool histograms = false;  ///< write histograms
+  bool last = false;        ///< whether the step is the run's last step
+  bool log = false;         ///< whether to write a line to metrics.jsonl
+  bool layers = false;      ///< whether to include statistics of each layer in that line
+  bool histograms = false;  ///< whether to write histograms
   bool evaluate = false, sample = false, save = false;
-  bool pause = false;  ///< train.pause_at
+  bool pause = false;  ///< whether to stop because of train.pause_at
 
   /// Returns whether the host needs the step's numbers. Reading them synchronizes a GPU.
   bool needs_results() const { return log || sample || save || evaluate; }

@@ -42,7 +42,8 @@ class Watch {
     for (const auto& p : parameters) paths_[p.parameter.edge().node.get()] = p.path;
   }
 
-  std::string first;  ///< description of that value; empty: all values were finite
+  std::string first;  ///< description of the first value that is not finite; empty if all values
+                      ///< were finite
 
   void check_result(const OpResult& r) {
     std::string path;
@@ -55,7 +56,7 @@ class Watch {
     const std::string what = str(r.name, place);
     if (!path.empty()) after_ = path;
     if (r.node != nullptr) results_[r.node] = what;
-    // A mask writes infinities on purpose.
+    // masked_fill writes infinities on purpose.
     if (!first.empty() || std::string(r.name) == "masked_fill") return;
     for (const at::Tensor& y : r.outputs) {
       if (bad_elements(y) == 0) continue;
@@ -76,7 +77,7 @@ class Watch {
   }
 
  private:
-  /// Returns the path of the parameter that a Variable is, or is a cast of; "" for others.
+  /// Returns the path of the parameter that `v` is, or is a cast of; "" if `v` is neither.
   std::string parameter_of(const Variable& v) const {
     const Edge& edge = v.edge();
     if (!edge) return "";
@@ -102,10 +103,10 @@ fs::path find_bundle(const fs::path& path) {
        "train.detect_anomaly ends one of several processes");
 }
 
-/// The entries of a file of micro-batches, whose tensors are stacked.
+/// Stacks the tensors of micro-batches to the entries of a file.
 struct StackedBatches {
   std::vector<at::Tensor> held;
-  std::vector<TensorEntry> entries;  ///< refer to the memory of `held`
+  std::vector<TensorEntry> entries;  ///< entries whose bytes are in `held`
 
   explicit StackedBatches(const std::vector<Batch>& batches) {
     const auto add = [&](const char* name, auto&& of) {
@@ -124,8 +125,8 @@ struct StackedBatches {
   }
 };
 
-/// Reads a bundle's micro-batches. Throws Exit::checkpoint if their sizes, dtypes or ids are not
-/// those that the run's task needs. For a task that a program has added, checks only the number of
+/// Reads a bundle's micro-batches. Throws Exit::checkpoint if their sizes, dtypes or ids do not fit
+/// the run's task. If a program has added the task to Lathe, checks only the number of
 /// micro-batches.
 class BundleBatches {
  public:
@@ -188,7 +189,7 @@ class BundleBatches {
       targets_ = read("targets", at::kFloat, {count_, sizes_.batch_size, model.outputs});
   }
 
-  /// Reads ids below `end`, or -100 for a target that is not learned.
+  /// Reads ids below `end`. A target that is not learned may be -100.
   void read_targets(const std::vector<int64_t>& sizes, int64_t end) {
     targets_ = read("targets", at::kLong, sizes);
     check_values("targets",
@@ -268,7 +269,7 @@ std::string replay(const fs::path& path) {
 
   LoadedConfig saved;
   saved.config = saved_config(state, bundle);
-  // Use the run's number of threads, since bits may differ with another number.
+  // Use the run's number of threads, since results may differ in bits with another number.
   saved.config.train.threads = state.threads;
   saved.config.train.detect_anomaly = false;  // the step must run to its end
   const Task& task = task_of(saved, {.task = state.task});

@@ -108,8 +108,8 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
 }
 
 void StepReporter::keep_failed_step(const Error& e, int64_t failed) const {
-  // With updates in backward, the failed step has already changed some parameters, so it can't be
-  // replayed.
+  // If parameters are updated in the backward pass, the failed step has already changed some of
+  // them, so it can't be replayed.
   if (session_.config.memory.update_in_backward) throw e;
 
   bool is_written = false;
@@ -166,7 +166,8 @@ std::vector<RankStats> StepReporter::gather_ranks(const StepResult& result) cons
   return ranks;
 }
 
-/// Warns once about each slow rank, and again only after the rank has been fast in between.
+/// Warns about each slow rank once, and warns again only if the rank was fast since the last
+/// warning.
 void StepReporter::warn_of_slow_rank(const std::vector<RankStats>& ranks) {
   if (ranks.empty()) return;
   slow_in_row_.resize(ranks.size());

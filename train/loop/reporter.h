@@ -1,5 +1,5 @@
-// Reports steps: reads a step's results, times it, and writes its line to the console and to
-// metrics.jsonl.
+// Declares StepReporter, which reads a step's results, times the step, and writes its line to the
+// console and to metrics.jsonl.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@
 
 namespace lathe {
 
-/// Reports the steps of a run, and keeps the counters of its state up to date.
+/// Reports the steps of a run, and keeps the counters in the run's state up to date.
 class StepReporter {
  public:
   /// All arguments must outlive this object. `state` is the state of the run after `state.step`
@@ -21,20 +21,20 @@ class StepReporter {
   StepReporter(const Session& session, const Data& data, const fs::path& run, RunState& state,
                MetricsSinks& metrics);
 
-  /// Reads the results of step `state.step` and shows them. With `write`, also adds them and
-  /// `layers` to the metrics. Updates the counters of `state`. Synchronizes a GPU. Calls
-  /// keep_failed_step() if a step failed, or end_diverged() if the loss of the run's last step is
-  /// not finite. Both throw Exit::diverged.
+  /// Reads the results of step `state.step` and shows them. If `write` is true, also adds the
+  /// results and `layers` to the metrics. Updates the counters of `state`. Synchronizes a GPU.
+  /// Calls keep_failed_step() if a step failed, or end_diverged() if the loss of the run's last
+  /// step is not finite. Both functions throw Exit::diverged.
   void report(const StepResult& result, bool write, std::vector<LayerStats> layers = {});
   /// Calls report(result, false) unless the step was already reported.
   void report_once(const StepResult& result);
   /// Ends a run because step `failed`, counted from 1, failed with error `e`. Writes a replay
   /// bundle of the step to the run folder, then throws `e` again with a hint to run `lathe replay`.
-  /// With memory.update_in_backward, the step may have updated some parameters and can't be
-  /// replayed, so this only throws `e`. A collective.
+  /// With memory.update_in_backward, only throws `e`, since the step may have updated some
+  /// parameters and can't be replayed. A collective.
   [[noreturn]] void keep_failed_step(const Error& e, int64_t failed) const;
-  /// Excludes the time since the last report, such as that of an evaluation or a save, from the
-  /// time of the next step.
+  /// Excludes the time since the last report from the time of the next step, for example the time
+  /// of an evaluation or a save.
   void restart_step_timer();
 
   /// Returns the meter that computes MFU.
@@ -56,7 +56,8 @@ class StepReporter {
   double units_per_step_, flops_per_unit_;
   MfuMeter mfu_meter_;
   StepLine line_;
-  decltype(MemoryStats::peak) last_reported_peaks_{};  // last written to metrics.jsonl
+  decltype(MemoryStats::peak) last_reported_peaks_{};  // the peaks that were last written to
+                                                       // metrics.jsonl
   int64_t last_report_step_;
   bool has_warned_of_no_targets_ = false;
   std::vector<int> slow_in_row_;  // for each rank, the number of consecutive slow logged steps

@@ -10,7 +10,7 @@
 namespace lathe {
 namespace {
 
-/// Sets the number of threads to that of the saved run, unless the command line gives one.
+/// Sets the number of threads to that of the saved run, unless the command line sets train.threads.
 void restore_threads(const RunState& saved, const LoadedConfig& loaded, Session& session) {
   if (origin_of(loaded, "train.threads") != "command line") {
     const int64_t wanted = loaded.config.train.threads;
@@ -46,9 +46,9 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
          "); set data.dir to the run's data, or start a new run in another --train.out_dir");
   }
 
-  // Do not restore the number of threads of a run of several processes: each process had few, too
-  // few for a single process. docs/guide/distributed.md lists the models whose bits do not depend
-  // on the number of threads.
+  // Do not restore the number of threads of a run of several processes, since each of its processes
+  // had fewer threads than a single process should have. docs/guide/distributed.md lists the models
+  // whose bits do not depend on the number of threads.
   if (world().size() == 1 && saved.processes == 1) restore_threads(saved, loaded, session);
   const std::string model = device_model(session.device_name);
   if (saved.isa != cpu_isa() || saved.device_model != model) {
@@ -60,9 +60,9 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
   check_frozen(session.config, session.task, saved, session.run_task.frozen_hash);
   session.load(from.checkpoint, saved);
 
-  // Keep the hash of the current data: the saved hash may have an older form, which matches too. If
-  // the checkpoint is from another run, reset the lengths of the metrics files and the evaluations,
-  // since this run does not have them.
+  // Keep the hash of the current data. The saved hash may have an older form, which matches the
+  // same data. If the checkpoint is from another run, reset the lengths of the metrics files and
+  // the evaluations, since this run has neither.
   const std::string hash = state.data_hash;
   state = saved;
   state.data_hash = hash;

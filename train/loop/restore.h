@@ -1,4 +1,4 @@
-// Restores a run from a checkpoint.
+// Declares the function that restores a run from a checkpoint.
 #pragma once
 
 #include <vector>
@@ -10,15 +10,15 @@ namespace lathe {
 
 /// The checkpoint that a run was restored from.
 struct RestoredRun {
-  fs::path checkpoint;                ///< empty for a new run
-  bool same_run = true;               ///< false: the run begins as a branch of another one
-  int64_t saved_step = -1;            ///< step of the run's newest checkpoint; -1 for none
+  fs::path checkpoint;                ///< the checkpoint's folder; empty for a new run
+  bool same_run = true;               ///< false: the run begins as a branch of another run
+  int64_t saved_step = -1;            ///< step of the run's newest checkpoint; -1 if there is none
   std::vector<ConfigChange> changes;  ///< keys of the config that changed since the checkpoint
 };
 
-/// Loads the tensors of the checkpoint into the session, and its state into `state`. On entry,
-/// state.data_hash is the hash of `data`. Logs a warning if the machine or the number of threads
-/// differs. Throws Exit::usage if the data is not the run's or a fixed key differs.
+/// Loads the tensors of the checkpoint into the session, and the checkpoint's state into `state`.
+/// On entry, state.data_hash is the hash of `data`. Logs a warning if the machine or the number of
+/// threads differs. Throws Exit::usage if the data is not the run's data or if a fixed key differs.
 RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const Data& data,
                     Session& session, RunState& state);
 

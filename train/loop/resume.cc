@@ -1,6 +1,7 @@
-// A branch recognizes the checkpoint that it began from by the checkpoint's path or by the checksum
-// of its manifest; either is enough. Two configs with the same name in different folders have the
-// same default run folder, so state.json stores the config's path relative to the working folder.
+// Finds the checkpoint that a run resumes from. A branch recognizes the checkpoint that it began
+// from by the checkpoint's path or by the checksum of the checkpoint's manifest; either is enough.
+// Two configs with the same name in different folders have the same default run folder. state.json
+// therefore stores the config's path relative to the working folder.
 #include "train/loop/resume.h"
 
 #include <algorithm>
@@ -21,12 +22,13 @@ void check_same_config(const LoadedConfig& loaded, const RunState& state) {
     return;
   const std::string& run = loaded.config.train.out_dir;
   fail(Exit::usage, run, " is the run of ", state.config_path, ", not of ", now,
-       "; give this one another --train.out_dir, or --train.out_dir=", run, " to resume that run");
+       "; give this config another --train.out_dir, or --train.out_dir=", run,
+       " to resume that run");
 }
 
-/// Returns the checkpoint that checkpoint.resume names, or the newest one of the branch that began
-/// from it. `there`: the run folder's own checkpoints, newest first. Throws Exit::usage if they
-/// belong to another run or branch.
+/// Returns the checkpoint that checkpoint.resume names, or the newest checkpoint of the branch that
+/// began from it. `there`: the checkpoints in the run folder, newest first. Throws Exit::usage if
+/// these belong to another run or branch.
 ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there) {
   const fs::path run = c.train.out_dir;
   const std::string typed = without_trailing_slash(c.checkpoint.resume).string();
@@ -46,7 +48,7 @@ ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there)
       return state.branched_from == fs::weakly_canonical(typed, error).string();
     };
     if (same_words || same_contents() || same_place()) return {newest, std::move(state)};
-    find_checkpoint(typed);  // throws if there is none
+    find_checkpoint(typed);  // throws if there is no such checkpoint
     fail(Exit::usage, run.string(), " already holds ", there.front().filename().string(),
          ", which resuming from ", typed, " would replace; give another --train.out_dir");
   }

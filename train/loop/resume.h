@@ -1,4 +1,5 @@
-// Finds the checkpoint that a run resumes from, and the config keys that have changed since then.
+// Declares functions that find the checkpoint that a run resumes from, and the config keys that
+// have changed since then.
 #pragma once
 
 #include <optional>
@@ -13,19 +14,19 @@ namespace lathe {
 struct ResumePoint {
   fs::path checkpoint;
   RunState state;
-  bool same_run =
-      true;  ///< false: the checkpoint is another run's, and this run begins as a branch of it
+  bool same_run = true;  ///< false: the checkpoint is from another run, and this run begins as a
+                         ///< branch of that run
 };
 
 /// Returns the checkpoint that a run resumes from, as checkpoint.resume selects it, or nullopt for
-/// a new run. A branch that has checkpoints resumes from its own newest one, so the checkpoint that
-/// it began from may have been deleted. Creates and changes nothing. Throws Exit::usage if the run
-/// folder belongs to another run, and Exit::checkpoint if no checkpoint can be used.
+/// a new run. A branch that has checkpoints resumes from the newest of them, so the checkpoint that
+/// the branch began from may have been deleted. Creates and changes no files. Throws Exit::usage if
+/// the run folder belongs to another run, and Exit::checkpoint if no checkpoint can be used.
 std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded);
 
-/// Returns the keys that differ between `saved`, the config of a checkpoint of `step`, and `now`.
-/// Omits keys that concern only the process: checkpoint.resume, train.threads and train.pause_at.
-/// Throws Exit::usage if a key that must not change differs.
+/// Returns the keys that differ between `saved`, the config of a checkpoint of step `step`, and
+/// `now`. Omits keys that concern only the process: checkpoint.resume, train.threads and
+/// train.pause_at. Throws Exit::usage if a key differs that must not change.
 std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedConfig& now,
                                          int64_t step);
 

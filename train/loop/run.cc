@@ -75,15 +75,15 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   log_start(needs, reporter.mfu_meter());
   note_progress(state_.step, restored_.saved_step);
 
-  // An evaluation that was interrupted runs first, so that metrics.jsonl has the same lines as
-  // without the interruption.
+  // An evaluation that was interrupted runs first, so that metrics.jsonl has the same lines as that
+  // of a run that was not interrupted.
   if (restored_.checkpoint.empty()) state_.eval_due = c.train.eval_interval > 0;
   const bool eval_was_due = state_.eval_due, was_due = eval_was_due || state_.sample_due;
   if (state_.eval_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
   if (state_.sample_due) {
     state_.sample_due = c.train.sample_interval > 0 && !sample(metrics, stop);
     if (state_.sample_due) {
-      // The existing checkpoint does not contain the evaluation.
+      // The existing checkpoint does not contain this evaluation.
       if (eval_was_due) checkpoints.save(/*now=*/true);
       return save_and_stop(checkpoints, stop);
     }
@@ -117,7 +117,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
     if (due.histograms) metrics.add_histograms(state_.step, histograms);
     fault_point("step");
 
-    // An evaluation that a stop cut short remains due, and runs first when the run resumes.
+    // If a stop interrupted the evaluation, it remains due and runs first when the run resumes.
     const bool evaluated = due.evaluate && evaluate(metrics, stop);
     const bool improved = evaluated && c.checkpoint.keep_best && state_.best_step == state_.step;
     const bool last = due.last || (evaluated && has_stalled());
@@ -126,8 +126,8 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
       reporter.report_once(result);
     }
 
-    // Ask all processes together, so that all act on the same answer. A sample that a stop cut
-    // short remains due, too.
+    // Ask all processes together, so that all act on the same answer. If a stop interrupted the
+    // sample, it remains due as well.
     bool stopping = stop.agreed();
     if (due.sample) {
       state_.sample_due = stopping || !sample(metrics, stop);
@@ -161,13 +161,13 @@ Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due,
   return outcome;
 } catch (const Error& e) {
   // train.detect_anomaly ends a step in the middle of its passes, on one rank only. A replay bundle
-  // would lack the other ranks' parts of the state, so several processes write none.
+  // would then lack the state of the other ranks, so a run of several processes writes no bundle.
   if (e.code() != Exit::diverged || world().size() > 1) throw;
   reporter.keep_failed_step(e, state_.step + 1);
 }
 
 /// Prepares the run folder to continue from the checkpoint: removes what a killed process left,
-/// records the config, and opens the log and the metrics, cut back to the checkpoint's step.
+/// records the config, and opens the log and the metrics, truncated at the checkpoint's step.
 MetricsSinks Run::open_run_folder() {
   fault_point("start: locked");
   clean_checkpoints(run_);
@@ -209,7 +209,7 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuMeter& m
           (needs->enough ? "" : "; `lathe plan CONFIG --fit` prints how to make it fit"));
 }
 
-/// Evaluates the model and records the result. Returns false if a stop cut the evaluation short.
+/// Evaluates the model and records the result. Returns false if a stop interrupted the evaluation.
 bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
   world().note(state_.step, RankPhase::evaluation);
   const ForwardPasses passes(session_);
@@ -240,19 +240,19 @@ bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
 }
 
 /// Throws Exit::diverged if the evaluation after the last step gave a loss that is not finite. Call
-/// it before that step is saved, so that no earlier checkpoint is deleted for unusable weights.
+/// it before that step is saved, since saving deletes an earlier checkpoint.
 void Run::check_last_validation() const {
   if (state_.val_step == state_.step && !std::isfinite(*state_.val_loss))
     end_diverged(session_.config.optim, state_.step, "validation loss", *state_.val_loss);
 }
 
-/// Generates a sample and records it. Returns false if a stop cut the sample short.
+/// Generates a sample and records it. Returns false if a stop interrupted the sample.
 bool Run::sample(MetricsSinks& metrics, const StopController& stop) const {
   const CompleteParameters complete(session_);
   const bool samples = world().data().rank == 0 && world().pipeline().rank == 0;
   world().note(state_.step, samples ? RankPhase::sample : RankPhase::wait_for_sample);
-  // Tensor ranks run each forward pass together, so none of them may cut the sample short. They
-  // stop after it.
+  // Tensor ranks run each forward pass together, so none of them may interrupt the sample. They
+  // stop after the sample.
   const bool is_together = world().tensor().size > 1;
   std::string text;
   bool is_cut = false;

@@ -1,4 +1,4 @@
-// A run in this process, and its loop: steps, evaluations, samples, checkpoints.
+// Declares a run in this process, and its loop of steps, evaluations, samples and checkpoints.
 #pragma once
 
 #include <memory>
@@ -17,23 +17,24 @@
 
 namespace lathe {
 
-/// A run in this process: its data, its model and its state.
+/// Trains a run in this process. Holds its data, its model and its state.
 class Run {
  public:
-  /// Makes the model, and restores the state of `resume` if that is given. Throws what
+  /// Makes the model. If `resume` is given, restores its state. Throws what
   /// Session::make_without_values(), Session::begin() and restore() throw.
   Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume);
 
   const Session& session() const { return session_; }
-  /// Returns whether nothing is left to train, to evaluate or to sample.
+  /// Returns whether no step, evaluation or sample is left to do.
   bool is_finished() const { return is_trained() && !state_.eval_due && !state_.sample_due; }
   /// Logs that the run is finished, and returns Exit::done. Changes nothing in the run folder,
   /// except that it removes what an interrupted save left.
   Exit report_already_finished() const;
 
-  /// Trains to the end and returns Exit::done, or until a stop and returns Exit::stopped. `lock` is
-  /// that of the run folder; null on a rank that does not write the folder. `needs` are logged at
-  /// the start; nullopt if there is no forecast, for example on a GPU.
+  /// Trains the run to its end and returns Exit::done, or until a stop and returns Exit::stopped.
+  /// `lock` is the lock of the run folder; it is null on a rank that does not write the folder.
+  /// `needs` is the forecast of resources, which is logged at the start; nullopt if there is no
+  /// forecast, for example on a GPU.
   Exit train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs);
 
  private:
@@ -41,7 +42,7 @@ class Run {
   bool is_trained() const { return state_.step >= session_.config.train.steps || has_stalled(); }
   void log_start(const std::optional<ResourceNeeds>& needs, const MfuMeter& meter) const;
   MetricsSinks open_run_folder();
-  /// A step, and the statistics of layers that were due after it.
+  /// Holds the result of a step, and the statistics of layers that were due after it.
   struct StepOutcome {
     StepResult result;
     std::vector<LayerStats> layers{};
@@ -59,7 +60,7 @@ class Run {
   Session session_;
   std::string unit_ = session_.task.unit();
   fs::path run_;
-  fs::path source_;  // of the initial weights, or empty
+  fs::path source_;  // holds the initial weights; empty if train.init_from names no source
   RunState state_;
   RestoredRun restored_;
 };

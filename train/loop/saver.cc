@@ -11,7 +11,7 @@
 namespace lathe {
 namespace {
 
-/// Adds the seconds of its lifetime to `sum`.
+/// Adds the seconds for which this object existed to `sum`.
 class Timer {
  public:
   explicit Timer(double& sum) : sum_(sum) {}
@@ -37,7 +37,7 @@ CheckpointSaver::~CheckpointSaver() {
   try {
     wait();
   } catch (const Error& e) {
-    // The training thread reports a lost rank itself.
+    // The training thread reports lost ranks, so this thread does not report them.
     if (e.code() != Exit::peer_lost) log_warn(e.what());
   } catch (const std::exception& e) {
     log_warn(e.what());

@@ -14,8 +14,8 @@
 namespace lathe {
 namespace {
 
-// The signal handler uses these, which is allowed because they are lock-free. It prints by write(),
-// which is async-signal-safe (POSIX).
+// The signal handler uses these variables, which is allowed because they are lock-free. The handler
+// prints by write(), which is async-signal-safe (POSIX).
 std::atomic<int> asked{0}, interrupts{0}, uninterrupted{0};
 std::atomic<int64_t> step_done{0}, step_saved{-1};
 std::atomic<const char*> stops_when{""};
@@ -23,7 +23,7 @@ std::atomic<bool> clears_line{false}, counts_steps{false}, is_silent{false};
 static_assert(std::atomic<int64_t>::is_always_lock_free &&
               std::atomic<const char*>::is_always_lock_free);
 
-/// One line for standard error, composed without allocating memory.
+/// Composes one line for standard error without allocating memory.
 class Sentence {
  public:
   Sentence() {

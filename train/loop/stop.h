@@ -14,15 +14,16 @@
 namespace lathe {
 
 /// Installs handlers with which SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop. The
-/// handler immediately prints "stopping " and `when` to standard error, also for a pending signal
+/// handler immediately prints "stopping " and `when` to standard error, even for a pending signal
 /// that was blocked until now. `when` is text such as "after this step" or "the import", and must
 /// stay valid until the process ends. A second SIGINT ends the process with exit code 130 and
 /// reports which steps are lost. SIGPIPE is ignored, so output to a closed pipe is dropped.
 void install_stop_handlers(const char* when);
-/// While this object exists, the thread that created it blocks the stop signals
-/// (core/stop_signals.h). So do the processes that the thread starts. Such a process keeps them
-/// blocked, also across exec, until it calls install_stop_handlers() or unblock_stop_signals().
-/// Until then, signals stay pending: none is lost, and none ends the process.
+/// Blocks the stop signals (core/stop_signals.h) on the thread that created this object, until this
+/// object is destroyed. Processes that the thread starts inherit the blocked signals. Such a
+/// process keeps the signals blocked, even across exec, until it calls install_stop_handlers() or
+/// unblock_stop_signals(). Until then, signals stay pending: none is lost, and none ends the
+/// process.
 class BlockStopSignals {
  public:
   BlockStopSignals();
@@ -37,7 +38,7 @@ class BlockStopSignals {
 void unblock_stop_signals();
 /// Disables the messages about signals in this process. Another process of the run prints them.
 void silence_stop_messages();
-/// Returns the signal that asked the process to stop, or 0.
+/// Returns the signal that asked the process to stop, or 0 if there was no such signal.
 int stop_signal();
 /// Records the last completed step and the step of the newest checkpoint (-1: none), for the
 /// message of a second SIGINT.
@@ -45,8 +46,8 @@ void note_progress(int64_t step, int64_t saved_step);
 /// Records the step of the newest checkpoint. May be called on any thread.
 void note_saved(int64_t step);
 
-/// Keeps signals from ending the process while a checkpoint is being written. While this object
-/// exists, a second stop signal, even SIGINT, only prints a message.
+/// Keeps signals from ending the process while a checkpoint is being written. Until this object is
+/// destroyed, a second stop signal, even SIGINT, only prints a message.
 class DeferSignals {
  public:
   DeferSignals();

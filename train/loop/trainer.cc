@@ -17,7 +17,7 @@
 namespace lathe {
 namespace {
 
-/// Checks, before anything is changed, that all processes train the same run with the same code.
+/// Checks, before any file is changed, that all processes train the same run with the same code.
 /// Otherwise their results would differ.
 void check_processes_agree(const LoadedConfig& loaded, const Data& data,
                            const std::optional<ResumePoint>& resume) {
@@ -25,11 +25,13 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
   const std::string device = open_device(loaded.config.train.device);
   if (device == "cpu" && loaded.config.dist.backend == "nccl") {
     fail(Exit::usage, origin_of(loaded, "dist.backend"),
-         ": dist.backend = \"nccl\" exchanges tensors of GPUs, and this run is on CPUs; set it to "
+         ": dist.backend = \"nccl\" exchanges GPU tensors, but this run is on CPUs; set "
+         "dist.backend to "
          "\"auto\"");
   }
 
-  // The number of threads may differ between machines: it changes no bit of Lathe's kernels.
+  // The number of threads may differ between machines, since Lathe's kernels give bitwise equal
+  // results for every number.
   RunConfig config = loaded.config;
   config.train.threads = 0;
   world().check_same("the config", config.schema().to_toml(&config, /*comments=*/false));
@@ -37,7 +39,8 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
   world().check_same("the instruction set", cpu_isa());
   world().check_same("the device", device == "cuda" ? device_model(device) : device);
   world().check_same("the data", data.hash());
-  // A process may load weights that no other process loads, so compare checksums of the sources.
+  // A process may load weights that no other process loads, so compare the checksums of all weights
+  // of the sources.
   world().check_same("the source of the weights", source_id(loaded));
   world().check_same("the base of the adapters", base_hash(loaded.base));
   world().check_same("the checkpoint", resume
@@ -48,8 +51,8 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
     log_info("exchanges of tensors on GPUs use ", world().use_gpus(loaded.config.dist.backend));
 }
 
-/// Checks that processes agree on the initial values of the weights that several of them hold.
-/// Also checks that they agree on the number of threads, if bits depend on it.
+/// Checks that processes agree on the initial values of the weights that several of them hold. If
+/// bits depend on the number of threads, also checks that the processes agree on that number.
 void check_models_agree(const Session& session) {
   if (world().size() == 1) return;
   world().check_same_lines("the model", session.checksums);
@@ -59,7 +62,7 @@ void check_models_agree(const Session& session) {
 }
 
 Exit train_here(const LoadedConfig& given, bool verify_data, bool force) {
-  // Open everything that the config names before anything is created.
+  // Open all inputs that the config names before creating any file.
   const LoadedConfig resolved = resolve_sources(given);
   check_tensor_ranks(resolved, world().size());
   RunData data = RunData::open(resolved);
@@ -82,12 +85,12 @@ Exit train_here(const LoadedConfig& given, bool verify_data, bool force) {
     lock.emplace(run);
     restore_replaced(run);
   }
-  world().wait_for_all();  // the other ranks list checkpoints only after this
+  world().wait_for_all();  // the other ranks list checkpoints only after the writer holds the lock
   const auto resume = find_resume_point(loaded);
   check_processes_agree(loaded, *data.data, resume);
 
-  // Skip the dry run for adapters: it would load the base twice. The device is opened first, since
-  // ATen must not look for a GPU for the first time during a dry run.
+  // Skip the dry run for adapters, since it would load the base twice. The device is opened first,
+  // since ATen must not look for a GPU for the first time during a dry run.
   const bool can_forecast = open_device(loaded.config.train.device) == "cpu" && loaded.base.empty();
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
   if (needs && needs->must_not_start && !force) {
@@ -110,7 +113,7 @@ Exit train_here(const LoadedConfig& given, bool verify_data, bool force) {
   return trained.train(lock ? &*lock : nullptr, needs);
 }
 
-/// Returns the checkpoints of the runs that a config takes its weights from.
+/// Returns the checkpoints of the runs from which a config takes its weights.
 std::vector<fs::path> source_checkpoints(const RunConfig& c) {
   std::vector<fs::path> all;
   for (const std::string& name : {c.train.init_from, c.checkpoint.resume, adapters_of(c).base}) {
@@ -122,15 +125,15 @@ std::vector<fs::path> source_checkpoints(const RunConfig& c) {
   return all;
 }
 
-/// Calls train_here(). Calls it again, at most four times, if it failed because a source run, which
-/// is still being trained, replaced the checkpoint that was about to be loaded.
+/// Calls train_here(). A source run that is still being trained may replace the checkpoint that
+/// train_here() is about to load; in that case, calls train_here() again, at most four times.
 Exit train_from_sources(const LoadedConfig& loaded, bool verify_data, bool force) {
   for (int attempt = 1;; ++attempt) {
     const auto there = source_checkpoints(loaded.config);
     try {
       return train_here(loaded, verify_data, force);
     } catch (const Error& e) {
-      // Several processes don't repeat: they would have to agree on another attempt.
+      // Several processes don't try again, since they would have to agree on another attempt.
       const bool may_repeat = e.code() == Exit::checkpoint && world().size() == 1 && attempt < 5;
       if (!may_repeat || source_checkpoints(loaded.config) == there) throw;
     }

@@ -1,4 +1,5 @@
-// An accepted socket, with limits on the time that its client takes. Includes no LibTorch header.
+// Declares an accepted socket with limits on the time that its client takes. Includes no LibTorch
+// header.
 #pragma once
 
 #include <sys/types.h>
@@ -16,11 +17,12 @@ namespace lathe {
 class Connection {
  public:
   struct Limits {
-    size_t bytes;    ///< of the request, including its head and the framing of its body
-    double seconds;  ///< from the construction of this object to the end of the answer
+    size_t bytes;    ///< largest size of a request, including its head and the framing of its body
+    double seconds;  ///< longest time from the construction of this object to the end of the answer
   };
 
-  /// `is_stopping` ends the wait for a request. The caller still owns the socket, and closes it.
+  /// If `is_stopping` is true, the wait for a request ends. The caller still owns the socket, and
+  /// closes it.
   Connection(int socket, const std::atomic<bool>& is_stopping, const Limits& limits)
       : socket_(socket), is_stopping_(is_stopping), limits_(limits) {}
 
@@ -45,10 +47,10 @@ class Connection {
   int socket_;
   const std::atomic<bool>& is_stopping_;
   const Limits limits_;
-  size_t received_ = 0;  // bytes
+  size_t received_ = 0;  // number of bytes that were read from the socket
   Clock::time_point begun_ = Clock::now();
   std::array<char, 4096> buffer_{};
-  size_t begin_ = 0, end_ = 0;  // of the bytes in buffer_ that were not read yet
+  size_t begin_ = 0, end_ = 0;  // the range of bytes in buffer_ that were not read yet
 };
 
 }  // namespace lathe

@@ -1,8 +1,8 @@
-// Only this file includes cpp-httplib's header.
+// Implements the HTTP server of `lathe serve`. Only this file includes cpp-httplib's header.
 //
-// httplib parses requests and writes answers. It reads and writes through a Connection. Its own
-// handling of sockets does not detect that a client has closed the connection while its request is
-// computed, and does not limit the time that a request takes to arrive.
+// httplib parses requests and writes answers. It reads and writes through a Connection, because
+// httplib's own handling of sockets does not detect that a client has closed the connection while
+// its request is computed, and does not limit the time that a request takes to arrive.
 #include "train/serve/http.h"
 
 #include <httplib.h>
@@ -34,7 +34,7 @@ using namespace std::chrono_literals;
 
 constexpr auto poll_time = 100ms;
 
-/// An accepted socket as httplib reads and writes it.
+/// Gives httplib access to an accepted socket through a Connection.
 class Stream final : public httplib::Stream {
  public:
   explicit Stream(Connection& connection) : connection_(connection) {}
@@ -43,7 +43,7 @@ class Stream final : public httplib::Stream {
   bool is_writable() const override { return connection_.is_writable(); }
   ssize_t read(char* to, size_t size) override { return connection_.read(to, size); }
   ssize_t write(const char* from, size_t size) override { return connection_.write(from, size); }
-  // The addresses are not used.
+  // Nothing uses the addresses.
   void get_remote_ip_and_port(std::string&, int&) const override {}
   void get_local_ip_and_port(std::string&, int&) const override {}
   int socket() const override { return connection_.socket(); }
@@ -55,7 +55,7 @@ class Stream final : public httplib::Stream {
 /// The connection that this thread serves.
 thread_local const Connection* current = nullptr;
 
-/// A thread for each connection. At the limit, no further connection is accepted until one ends.
+/// Runs a thread for each connection. At the limit, accepts no further connection until one ends.
 class ConnectionThreads final : public httplib::TaskQueue {
  public:
   explicit ConnectionThreads(size_t most) : most_(most) {}
@@ -75,7 +75,7 @@ class ConnectionThreads final : public httplib::TaskQueue {
     try {
       std::thread(run).detach();
     } catch (const std::system_error&) {
-      run();  // no thread can be started, so serve the connection on this one
+      run();  // no thread can be started, so serve the connection on this thread
     }
   }
   void shutdown() override {
@@ -91,7 +91,8 @@ class ConnectionThreads final : public httplib::TaskQueue {
   };
 
   size_t most_;
-  std::shared_ptr<State> state_ = std::make_shared<State>();  // threads outlive the queue briefly
+  std::shared_ptr<State> state_ = std::make_shared<State>();  // threads may exist briefly after the
+                                                              // queue
 };
 
 void set_json(httplib::Response& response, int status, const std::string& body) {
@@ -105,7 +106,7 @@ void set_error(httplib::Response& response, const ApiError& error) {
   set_json(response, error.status(), error.body());
 }
 
-/// Calls `action`, and answers with its error if it throws one.
+/// Calls `action`. If `action` throws an error, answers with that error.
 template <class F>
 void answer_errors(httplib::Response& response, F&& action) {
   try {
@@ -165,7 +166,7 @@ class HttpServer::Impl final : public httplib::Server {
     if (port_ < 0) {
       fail(Exit::usage, "command line: can't listen on ", options.host, " port ", options.port,
            " (", errno != 0 ? std::strerror(errno) : "unknown host",
-           "); give another --host or --port, such as --port 0 for any free one");
+           "); give another --host or --port, such as --port 0 for any free port");
     }
     // httplib lets only 5 connections wait until they are accepted. A second call of listen() sets
     // another limit.
@@ -303,17 +304,17 @@ class HttpServer::Impl final : public httplib::Server {
     return true;
   }
 
-  /// Throws if no key is required and the header Host does not name this machine. Otherwise any web
-  /// page in the user's browser could use the server, by a name of its own that resolves to this
-  /// machine (DNS rebinding).
+  /// Throws if no key is required and the header Host does not name this machine. Otherwise, any
+  /// web page in the user's browser could use the server by DNS rebinding, in which a host name of
+  /// the page's site resolves to this machine.
   void check_host(const Request& request) const {
     const std::string host = host_without_port(request.get_header_value("Host"));
     if (!options_.key.empty() || host.empty() || is_loopback(host) ||
         host == lowercase(options_.host))
       return;
     throw ApiError(403,
-                   "without LATHE_API_KEY, this server answers to the names of its own machine "
-                   "only, such as localhost",
+                   "without LATHE_API_KEY, this server accepts only requests to the names of its "
+                   "machine, such as localhost",
                    "forbidden_host");
   }
   void check_key(const Request& request) const {
@@ -327,8 +328,8 @@ class HttpServer::Impl final : public httplib::Server {
       throw ApiError(401, "the key is missing or wrong; send the header Authorization: Bearer KEY",
                      "invalid_api_key");
   }
-  /// Throws unless the content type is JSON. Web pages of other sites can send other types without
-  /// a CORS preflight.
+  /// Throws unless the content type is JSON. Web pages of other sites can send requests with other
+  /// content types without a CORS preflight.
   static void check_content_type(const Request& request) {
     // Media types may have any case (RFC 9110, 8.3.1).
     const std::string type = lowercase(request.get_header_value("Content-Type"));
@@ -337,7 +338,7 @@ class HttpServer::Impl final : public httplib::Server {
                      "not_json");
   }
 
-  /// Throws if the headers show that there is no body, or that it is too long.
+  /// Throws if the headers show that the request has no body, or that the body is too long.
   void check_length(const Request& request) const {
     if (lowercase(request.get_header_value("Transfer-Encoding")) == "chunked") return;
     const std::string text = request.get_header_value("Content-Length");
@@ -417,8 +418,8 @@ class HttpServer::Impl final : public httplib::Server {
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::set<int> sockets_;  // of open connections
-  size_t busy_ = 0;        // requests that are being answered
+  std::set<int> sockets_;  // open connections
+  size_t busy_ = 0;        // number of requests that are being answered
 };
 
 HttpServer::HttpServer(const Service& service, const HttpOptions& options)

@@ -1,9 +1,9 @@
-// The page of `lathe serve`.
+// Declares the page of `lathe serve`.
 #pragma once
 
 namespace lathe {
 
-/// The page for chats and completions, a self-contained HTML document. CMake converts
+/// The page for chats and completions, which is a self-contained HTML document. CMake converts
 /// train/serve/page.html to this string.
 extern const char* const chat_page;
 

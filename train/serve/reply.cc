@@ -79,7 +79,7 @@ Reply::Reply(GenerationRequest request, std::vector<EncodedPrompt> prompts,
     choices_.push_back({.shown = ShownText(request_.stops)});
 
   if (!request_.echoes || !request_.top) return;
-  // The first token of a prompt has no probability, unless a begin token was put before it.
+  // The first token of a prompt has no probability, unless a begin token was added before it.
   for (size_t i = 0; i < choices_.size(); ++i) {
     const EncodedPrompt& prompt = prompts_[i / static_cast<size_t>(request_.n)];
     std::string bytes;
@@ -131,7 +131,8 @@ bool Reply::on_token(size_t text, const TokenScore& score) {
   const std::lock_guard lock(mutex_);
   Choice& choice = choices_[text];
   ++tokens_;
-  // With echo, publish the prompt and its tokens first: they are not part of the generated text.
+  // With echo, publish the prompt and its tokens first, since they are not part of the generated
+  // text.
   if (!choice.has_begun && request_.echoes) publish(text, "", "");
   if (score.id == chat_end_ || tokenizer_.ends_text(score.id)) return false;
 
@@ -167,7 +168,7 @@ void Reply::on_end(size_t text, TextEnd end, const std::string& why) {
       break;
   }
 
-  // If one text of a request fails, the others are not needed.
+  // If one text of a request fails, the other texts are not needed.
   if (error_) cancel();
   changed_.notify_one();
 }

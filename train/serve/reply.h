@@ -1,5 +1,5 @@
-// The answer to a request: collects the tokens that the scheduler generates, and formats them as
-// OpenAI's JSON.
+// Declares the answer to a request, which collects the tokens that the scheduler generates and
+// formats them as OpenAI's JSON.
 #pragma once
 
 #include <atomic>
@@ -24,8 +24,8 @@
 namespace lathe {
 
 /// Converts the bytes of tokens to the text that a client sees. The text is UTF-8: bytes that are
-/// not UTF-8 become U+FFFD. It ends before the first stop string, and the beginning of a possible
-/// stop string is held back.
+/// not UTF-8 become U+FFFD. The text ends before the first stop string, and the beginning of a
+/// possible stop string is held back.
 class ShownText {
  public:
   /// `stops` are the stop strings, none of which is empty.
@@ -33,8 +33,9 @@ class ShownText {
   /// Appends a token's bytes. Returns the additional text that can be shown now, which consists of
   /// complete characters.
   std::string add(std::string_view bytes) { return complete(stop_.feed(bytes), false); }
-  /// Returns the index of the character at which the next token begins if it has these bytes. Bytes
-  /// that do not belong to a character count as one character each, since add() replaces them.
+  /// Returns the index of the character at which the next token begins if that token has these
+  /// bytes. Bytes that do not belong to a character count as one character each, since add()
+  /// replaces them.
   size_t next_character(std::string_view bytes) const;
   /// Ends the text, and returns the text that was held back.
   std::string rest() { return complete(stop_.rest(), true); }
@@ -47,7 +48,7 @@ class ShownText {
   std::string complete(const std::string& bytes, bool is_end);
 
   StopMatcher stop_;
-  std::string held_;                   // the beginning of an incomplete character
+  std::string held_;                   // first bytes of an incomplete character
   size_t bytes_ = 0, characters_ = 0;  // bytes(), and the number of characters that are shown
 };
 
@@ -58,12 +59,12 @@ struct ReplyPart {
     std::string bytes;
     std::optional<double> log_probability;  ///< nullopt for the first token of a prompt
     std::vector<std::pair<std::string, double>> top;
-    size_t offset = 0;  ///< the character of the choice's text at which the token begins
+    size_t offset = 0;  ///< index of the character of the choice's text at which the token begins
   };
   size_t choice = 0;
   std::string text;
   std::vector<Token> tokens;  ///< empty unless the request asks for log probabilities
-  std::string finish;         ///< "stop" or "length" in the last part of a choice, else ""
+  std::string finish;  ///< in the last part of a choice "stop" or "length", in other parts ""
 };
 
 /// A prompt that was encoded for the model.
@@ -74,7 +75,7 @@ struct EncodedPrompt {
   int64_t max_tokens = 0;
 };
 
-/// The answer. One thread reads it while the scheduler's thread writes it.
+/// The answer to a request. One thread reads the answer while the scheduler's thread writes it.
 class Reply : public TextReceiver {
  public:
   /// Choice i continues prompt i / request.n. `chat_end` is the id that ends an answer in a chat,
@@ -85,14 +86,15 @@ class Reply : public TextReceiver {
   /// Returns the texts to generate, one for each choice.
   std::vector<ServedText> texts() const;
   bool streams() const { return request_.streams; }
-  /// Waits, for at most `most`, until there is something to read. Returns whether there is.
+  /// Waits until there is something to read, for at most `most`. Returns whether there is something
+  /// to read.
   bool wait_for(std::chrono::milliseconds most);
   /// Returns the new events of a stream in the format text/event-stream; "" if there are none.
   std::string take_events();
   /// Returns whether take_events() has returned the last event.
   bool is_over();
-  /// Returns the answer as one JSON object if all texts have ended, else nullopt. Throws ApiError
-  /// if a text failed.
+  /// Returns the answer as one JSON object if all texts have ended, and nullopt otherwise. Throws
+  /// ApiError if a text failed.
   std::optional<std::string> whole();
   /// Drops the texts that have not ended.
   void cancel() { is_cancelled_ = true; }
@@ -105,14 +107,15 @@ class Reply : public TextReceiver {
  private:
   struct Choice {
     ShownText shown;
-    ShownText whole{
-        std::vector<std::string>()};  // includes the prompt's tokens and text after a stop string
-    std::vector<ReplyPart::Token> tokens{};  // not in a part yet
-    size_t bytes = 0;                        // of all generated tokens
-    size_t first = 0;                        // byte at which the first of `tokens` begins
-    bool strips_leading_space = false;       // the first token begins with a space, the prompt not
-    bool has_begun = false;                  // whether a part was published
-    bool is_written = false;                 // whether a part was converted to JSON
+    ShownText whole{std::vector<std::string>()};  // bytes of all tokens, including the prompt's
+                                                  // tokens and tokens after a stop string
+    std::vector<ReplyPart::Token> tokens{};       // tokens that are not in a part yet
+    size_t bytes = 0;                             // number of bytes of all generated tokens
+    size_t first = 0;                   // byte at which the first element of `tokens` begins
+    bool strips_leading_space = false;  // whether the first token begins with a space and the
+                                        // prompt does not
+    bool has_begun = false;             // whether a part was published
+    bool is_written = false;            // whether a part was converted to JSON
   };
 
   ReplyPart::Token scored(const TokenScore& score) const;
@@ -121,7 +124,7 @@ class Reply : public TextReceiver {
   /// Adds a part to a choice. If the request echoes prompts, the first part begins with the prompt.
   void publish(size_t choice, std::string text, const std::string& finish);
   std::string token_bytes(int64_t id) const { return tokenizer_.piece(id); }
-  /// Returns the fields that the events of a stream have in common, or those of a complete answer.
+  /// Returns the fields that all events of a stream share, or the fields of a complete answer.
   Json head(bool is_chunk) const;
   Json choice_json(Choice& choice, const ReplyPart& part, bool is_chunk);
   Json chat_logprobs(const std::vector<ReplyPart::Token>& tokens) const;
@@ -139,7 +142,7 @@ class Reply : public TextReceiver {
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::vector<Choice> choices_;
-  std::deque<ReplyPart> parts_;  // not taken by take_events() or whole() yet
+  std::deque<ReplyPart> parts_;  // parts that take_events() or whole() have not taken yet
   std::optional<ApiError> error_;
   size_t ended_ = 0;    // number of texts that have ended
   int64_t tokens_ = 0;  // number of generated tokens

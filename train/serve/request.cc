@@ -15,12 +15,12 @@ namespace {
 constexpr int64_t max_texts_per_prompt = 128, max_top_logprobs = 20;
 constexpr size_t max_stop_texts = 16;
 
-/// OpenAI's fields that do not change the answer, such as those for accounts and servers.
+/// OpenAI's fields that do not change the answer, for example fields for accounts and servers.
 constexpr std::array ignored_fields{"user",         "metadata",           "store",
                                     "service_tier", "safety_identifier",  "prompt_cache_key",
                                     "prediction",   "parallel_tool_calls"};
 
-/// An unsupported field, and its values that have no effect, as JSON.
+/// An unsupported field, with those of its values that have no effect, as JSON.
 struct Unsupported {
   const char* name;
   std::vector<Json> neutral;
@@ -49,7 +49,8 @@ const std::vector<Unsupported>& unsupported_fields() {
   throw ApiError(400, printable_line(field) + " " + what, "", field);
 }
 
-/// The fields of a request. A null field counts as absent. Each read marks the field as known.
+/// Reads the fields of a request. A null field counts as absent. Each read marks the field as
+/// known.
 class Fields {
  public:
   explicit Fields(std::string_view body) {
@@ -63,14 +64,14 @@ class Fields {
       throw ApiError(400, "the request body must be a JSON object", "invalid_json");
   }
 
-  /// Returns a field's value, or a null pointer if it is absent.
+  /// Returns a field's value, or a null pointer if the field is absent.
   const Json* find(const char* name) {
     known_.insert(name);
     const auto found = json_.find(name);
     return found == json_.end() || found->is_null() ? nullptr : &*found;
   }
-  /// Returns a number from `least` to `most`, or `otherwise` if the field is absent. This and the
-  /// following functions throw ApiError for any other value.
+  /// Returns a number from `least` to `most`, or `otherwise` if the field is absent. This function
+  /// and the following ones throw ApiError for any other value.
   double number(const char* name, double otherwise, double least, double most) {
     const Json* value = find(name);
     if (value == nullptr) return otherwise;
@@ -101,7 +102,7 @@ class Fields {
     return value == nullptr ? "" : value->get<std::string>();
   }
 
-  /// Throws ApiError if a field was not read by the functions above, unless it has no effect.
+  /// Throws ApiError if the functions above did not read a field, unless the field has no effect.
   void refuse_unread_fields() const {
     for (const auto& item : json_.items()) {
       const std::string& name = item.key();
@@ -202,7 +203,8 @@ std::vector<Prompt> prompts_of(Fields& fields) {
   return prompts;
 }
 
-/// Returns the text of a message: its content if that is a string, else the texts of its parts.
+/// Returns the text of a message: the content if that is a string, otherwise the texts of the
+/// content's parts.
 std::string content_of(const Json& message, const std::string& field) {
   const auto content = message.find("content");
   if (content != message.end() && content->is_string()) return content->get<std::string>();
@@ -242,7 +244,8 @@ std::vector<ChatMessage> messages_of(Fields& fields) {
       refuse(field, "must have the role system, developer, user or assistant");
 
     for (const auto& [name, value] : message.items()) {
-      // A client may send back an earlier answer, including its fields that are null or [].
+      // A client may send back an earlier answer, including fields of the answer that are null or
+      // [].
       const bool is_empty = value.is_null() || (value.is_array() && value.empty());
       if (name != "role" && name != "content" && !is_empty)
         refuse(field + "." + name, "is not supported by lathe serve; leave it out");
@@ -291,7 +294,7 @@ GenerationRequest parse_chat_request(std::string_view body) {
       fields.whole("max_completion_tokens", 1, std::numeric_limits<int32_t>::max());
   if (const auto older = fields.whole("max_tokens", 1, std::numeric_limits<int32_t>::max())) {
     if (request.max_tokens && request.max_tokens != older)
-      refuse("max_tokens", "differs from max_completion_tokens; give one of them");
+      refuse("max_tokens", "differs from max_completion_tokens; give only one of the two");
     request.max_tokens = older;
   }
 

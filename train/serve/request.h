@@ -1,4 +1,4 @@
-// Requests to `lathe serve`, in the form of OpenAI's HTTP interface
+// Declares requests to `lathe serve`, in the form of OpenAI's HTTP interface
 // (https://platform.openai.com/docs/api-reference). Includes no LibTorch header.
 //
 // A field of OpenAI's interface that changes the answer and is not supported is an error, unless
@@ -18,11 +18,11 @@
 
 namespace lathe {
 
-/// An error that is sent as the answer to a request.
+/// Is thrown for an error that is sent as the answer to a request.
 class ApiError : public std::runtime_error {
  public:
-  /// `code` identifies the error for programs, and `parameter` is the field that is wrong; both may
-  /// be empty.
+  /// `status` is the HTTP status. `code` identifies the error for programs, and `parameter` is the
+  /// field that is wrong; both may be empty.
   ApiError(int status, const std::string& message, std::string code = "",
            std::string parameter = "")
       : std::runtime_error(message),
@@ -31,7 +31,7 @@ class ApiError : public std::runtime_error {
         parameter_(std::move(parameter)) {}
   /// Returns the HTTP status.
   int status() const { return status_; }
-  /// Returns the body of the answer, an object in OpenAI's form.
+  /// Returns the body of the answer, an object in the form of OpenAI's errors.
   std::string body() const;
 
  private:
@@ -39,25 +39,26 @@ class ApiError : public std::runtime_error {
   std::string code_, parameter_;
 };
 
-/// The prompt of a completion: a text, or token ids.
+/// Holds the prompt of a completion: a text, or token ids.
 struct Prompt {
   std::string text;
   std::vector<int64_t> ids;
   bool is_text = true;
 };
 
-/// A request for texts. A completion has at least one prompt, and a chat at least one message.
+/// Holds a request for texts. A completion has at least one prompt, and a chat at least one
+/// message.
 struct GenerationRequest {
   bool is_chat = false;
-  std::string model;                  ///< empty: the request names no model
-  std::vector<Prompt> prompts;        ///< of a completion
-  std::vector<ChatMessage> messages;  ///< of a chat
+  std::string model;                  ///< model that the request names; empty if it names none
+  std::vector<Prompt> prompts;        ///< prompts of a completion; empty for a chat
+  std::vector<ChatMessage> messages;  ///< messages of a chat; empty for a completion
   Sampling sampling{.temperature = 1};
   bool has_seed = false;
   std::optional<int64_t> max_tokens;
   int64_t n = 1;  ///< number of texts for each prompt
   std::vector<std::string> stops;
-  bool echoes = false;  ///< a completion's text begins with the prompt
+  bool echoes = false;  ///< whether a completion's text begins with the prompt
   /// Number of likeliest tokens that are returned, with log probabilities, for each position;
   /// nullopt: the answer has no log probabilities.
   std::optional<int64_t> top;

@@ -11,7 +11,7 @@
 namespace lathe {
 namespace {
 
-constexpr size_t most_texts = 128;                 // of a request
+constexpr size_t most_texts = 128;                 // largest number of texts of a request
 constexpr int64_t default_completion_tokens = 16;  // OpenAI's default
 
 Json model_json(const ServedModel& model, bool has_chat, int64_t created) {
@@ -77,7 +77,7 @@ std::shared_ptr<Reply> Service::start(std::string_view body, bool is_chat) const
   switch (scheduler_.submit(answer->texts(), answer, deadline)) {
     case Scheduler::Submitted::accepted: break;
     case Scheduler::Submitted::full:
-      throw ApiError(429, "too many requests wait already; send this one again later",
+      throw ApiError(429, "too many requests wait already; send this request again later",
                      "rate_limit_exceeded");
     case Scheduler::Submitted::stopping:
       throw ApiError(503, "the server is stopping", "server_stopping");
@@ -118,7 +118,8 @@ EncodedPrompt Service::read_prompt(const Prompt& prompt) const {
   }
   if (read.ids.empty()) throw ApiError(400, "the prompt is empty", "", "prompt");
 
-  // The tokenizer may require a token at the beginning of a text. Add it unless the prompt has it.
+  // The tokenizer may require a token at the beginning of a text. Add this token unless the prompt
+  // begins with it.
   const int32_t begin = model_.tokenizer.prompt_begin();
   if (prompt.is_text && begin >= 0 && read.ids[0] != begin) {
     read.ids.insert(read.ids.begin(), begin);

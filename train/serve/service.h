@@ -1,5 +1,5 @@
-// The part of `lathe serve` that does not depend on HTTP: it describes the model, and prepares
-// requests for the scheduler.
+// Declares the part of `lathe serve` that does not depend on HTTP: it describes the model, and
+// prepares requests for the scheduler.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,11 @@ struct ServedModel {
   Tokenizer tokenizer;
   int64_t context = 0;     ///< context length in tokens
   int64_t max_tokens = 0;  ///< largest max_tokens of a text; 0: as many as the context allows
-  double max_time = 600;   ///< seconds for a request, including its time in the queue
+  double max_time = 600;   ///< largest number of seconds for a request, including its time in the
+                           ///< queue
 };
 
-/// The service. Any number of threads may call its functions at the same time.
+/// Answers requests by the model. Any number of threads may call its functions at the same time.
 class Service {
  public:
   /// The scheduler must outlive the service.
@@ -35,11 +36,12 @@ class Service {
   bool has_chat() const { return chat_.has_value(); }
   /// Returns the body of GET /v1/models.
   std::string models() const;
-  /// Returns the body of GET /v1/models/NAME. Throws ApiError with status 404 for another name.
+  /// Returns the body of GET /v1/models/NAME. If `name` is not the model's name, throws ApiError
+  /// with status 404.
   std::string model(const std::string& name) const;
   /// Parses a request and gives its texts to the scheduler. Returns the answer, which the scheduler
-  /// fills. Throws ApiError with status 400 if the request is wrong or too long, 404 for another
-  /// model, 429 if the queue is full, and 503 if the server is stopping.
+  /// fills. Throws ApiError with status 400 if the request is invalid or too long, 404 if it names
+  /// another model, 429 if the queue is full, and 503 if the server is stopping.
   std::shared_ptr<Reply> start(std::string_view body, bool is_chat) const;
 
  private:
@@ -54,7 +56,7 @@ class Service {
   ServedModel model_;
   Scheduler& scheduler_;
   std::optional<ChatTemplate> chat_;
-  std::string no_chat_;  // why chat_ is empty
+  std::string no_chat_;  // why chat_ is empty; empty if chat_ is set
   int64_t created_;
 };
 

@@ -12,19 +12,21 @@
 namespace lathe {
 namespace {
 
-/// Returns the folder that `key` names; "" if `key` is empty, since the task needs no frozen model.
+/// Returns the folder that the config's key `key` names. If the task needs no frozen model, `key`
+/// is empty, and so is the result.
 std::string frozen_name(const RunConfig& c, const std::string& key) {
   return key.empty() ? "" : std::get<std::string>(c.schema().get(&c, *c.schema().find(key)));
 }
 
-/// Returns the context length with which to read a Hugging Face folder: model.block_size if it is
-/// given and the run begins with the folder's weights, else 0 for the model's own context.
+/// Returns the context length with which to read a Hugging Face folder. This is model.block_size if
+/// the key is given and the run begins with the folder's weights. Otherwise it is 0, which means
+/// the context length that the model was made for.
 int64_t context_of(const LoadedConfig& loaded, const std::string& key) {
   const bool is_given = loaded.origins.contains("model.block_size");
   return key == "train.init_from" && is_given ? model_context(loaded.config) : 0;
 }
 
-/// Returns the tokenizer of a Hugging Face folder, if it has one.
+/// Returns the tokenizer of a Hugging Face folder; nullopt if the folder has none.
 std::optional<Tokenizer> tokenizer_of(const fs::path& path, const HuggingFaceFolder& folder) {
   const bool has_one = fs::exists(path / "tokenizer.json") || fs::exists(path / "vocab.json");
   return has_one ? std::optional(folder.tokenizer()) : std::nullopt;
@@ -139,12 +141,13 @@ RunTask make_run_task(const LoadedModel& m, const Task& task, const DatasetInfo&
 void check_frozen(const RunConfig& config, const Task& task, const RunState& saved,
                   const std::string& now) {
   const std::string key = task.frozen_key(config);
-  // Runs that earlier builds merged record no checksum.
+  // Merged runs of earlier builds record no checksum.
   if (key.empty() || saved.frozen_hash.empty() || saved.frozen_hash == now) return;
   fail(Exit::checkpoint, key, " = ", frozen_name(config, key),
        " is not the model that the run was trained with (checksum ", now, " instead of ",
        saved.frozen_hash,
-       "); if that model was trained further, name the checkpoint itself instead of its run");
+       "); if that model was trained further, name the earlier checkpoint instead of the model's "
+       "run");
 }
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// The frozen model that a task needs beside the trained one, such as the reference model of dpo or
-// the teacher of distill.
+// Declares the frozen model that a task needs beside the trained model, such as the reference model
+// of dpo or the teacher of distill.
 #pragma once
 
 #include <memory>
@@ -10,25 +10,28 @@
 
 namespace lathe {
 
-/// Returns the config with the path and the [model] of the frozen model that its task needs, unless
-/// the config has them already. Throws Exit::usage or Exit::checkpoint, with the origin of the key,
-/// if the frozen model can't be used, and Exit::data if its tokenizer is not that of the data.
+/// Returns the config with the path and the [model] of the frozen model that its task needs. If the
+/// config already has these values, changes nothing. Throws Exit::usage or Exit::checkpoint, with
+/// the origin of the key, if the frozen model can't be used, and Exit::data if its tokenizer is not
+/// that of the data.
 LoadedConfig resolve_frozen(LoadedConfig loaded, const Task& task, const DatasetInfo& facts);
 
-/// The task of one run.
+/// Holds the task of one run.
 struct RunTask {
-  std::unique_ptr<const Task> own;  ///< null: the task of the table is used
-  std::string frozen_hash;          ///< checksum of the frozen model's weights; "" without one
+  std::unique_ptr<const Task> own;  ///< the run's task object; null if the task of the table is
+                                    ///< used
+  std::string frozen_hash;  ///< checksum of the frozen model's weights; "" if there is no frozen
+                            ///< model
 };
-/// Makes the task of a run, with its frozen model in float32 on the device. A frozen model that was
-/// resolved without a path has weights of 0.
+/// Makes the task of a run, with its frozen model in float32 on the device. If a frozen model was
+/// resolved without a path, its weights are 0.
 RunTask make_run_task(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes,
                       at::Device device);
 /// Makes the task of a loaded checkpoint, for data that `facts` describe. Throws Exit::checkpoint
-/// if the frozen model is not the one that the run was trained with.
+/// if the frozen model differs from the frozen model that the run was trained with.
 RunTask make_run_task(const LoadedModel& loaded, const Task& task, const DatasetInfo& facts);
-/// Throws Exit::checkpoint if the frozen model, whose checksum is `now`, is not the one that the
-/// run of the state `saved` was trained with.
+/// Throws Exit::checkpoint if the frozen model differs from the frozen model that a run was trained
+/// with. `now` is the checksum of the frozen model, and `saved` is the state of the run.
 void check_frozen(const RunConfig& config, const Task& task, const RunState& saved,
                   const std::string& now);
 

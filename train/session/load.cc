@@ -17,7 +17,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the dtype of the matrices in a checkpoint's model file; "none" if it has no matrix.
+/// Returns the dtype of the matrices in a checkpoint's model file; "none" if the file has no
+/// matrix.
 std::string dtype_of_file(const fs::path& checkpoint) {
   const CheckpointTensors file(checkpoint, CheckpointPart::model);
   for (const auto& t : file.tensors()) {
@@ -61,7 +62,7 @@ LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& devic
   use_kernels(config.train.kernels == "auto");
   const at::Device device(opened == "cuda" ? at::kCUDA : at::kCPU);
 
-  // Adapters are saved without the model that they are trained on.
+  // Adapters are saved without the base, the model that they are trained on.
   const AdaptersConfig& adapted = adapters_of(config);
   const bool adapters = adapted.rank > 0;
   const fs::path base = adapters ? find_base(config) : checkpoint;

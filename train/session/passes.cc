@@ -36,13 +36,13 @@ at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute com
 
 namespace {
 
-/// While alive, passes run under a session's keys of [memory] and train.detect_anomaly.
+/// Makes passes use a session's keys of [memory] and train.detect_anomaly until destroyed.
 class PassScope {
  public:
   explicit PassScope(const Session& s)
       : session_(s), recompute_(*recompute_policy(s.config.memory.recompute), &blocks_) {
     for (const NamedBuffer& b : s.buffers) versions_.push_back(b.tensor._version());
-    // Passes outside of a step, such as those of measurements, update no running statistics.
+    // Outside of a step, for example in measurements, passes update no running statistics.
     if (mode().running_statistics == nullptr) mode().running_statistics = &dropped_;
     if (divides_sequence(s.config.dist)) sequence_.emplace();
     mode().block_hooks = s.block_hooks();
@@ -53,9 +53,9 @@ class PassScope {
           DetectAnomaly::Options{.backward = !s.scaler || s.config.amp.scaler == "fixed"});
   }
 
-  /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute is set and the model
-  /// ran no block to which it applies. On a pipeline stage this is not an error, since the stage
-  /// may have no block of the range that memory.recompute names.
+  /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute is set but applies
+  /// to none of the blocks that the model ran. On a pipeline stage this is not an error, since the
+  /// stage may have no block of the range that memory.recompute names.
   Variable loss(const Batch& batch, double divisor) const {
     const Batch own = {.inputs = own_positions(batch.inputs),
                        .targets = own_positions(batch.targets),
@@ -69,7 +69,8 @@ class PassScope {
     if (policy != "none" && blocks_ == 0 && mode().stage == nullptr) {
       fail(Exit::usage, "memory.recompute = \"", policy, "\" has no effect: model.kind = \"",
            session_.config.model.kind,
-           "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
+           "\" ran no blocks by run_blocks() (autograd/recompute.h); set memory.recompute to "
+           "\"none\"");
     }
     if (sequence_ && !sequence_->ran_blocks()) refuse_hidden_blocks("dist.sequence_parallel");
     return loss;
@@ -83,11 +84,12 @@ class PassScope {
   }
 
   /// Throws Exit::usage if the forward pass has changed a buffer in place, and the run computes
-  /// forward passes twice or in several processes. Results would otherwise differ silently.
+  /// forward passes twice or in several processes. Without this check, results would silently
+  /// differ.
   void check_buffers() const {
     const MemoryConfig& memory = session_.config.memory;
     const char* why = nullptr;
-    if (world().data().size > 1) why = "each process would change a buffer of its own";
+    if (world().data().size > 1) why = "each process would change its copy of the buffer";
     if (memory.update_in_backward) why = "memory.update_in_backward may run the forward pass twice";
     if (memory.recompute != "none") why = "memory.recompute runs blocks again";
     if (why == nullptr) return;
@@ -101,7 +103,7 @@ class PassScope {
   }
 
   const Session& session_;
-  std::vector<int64_t> versions_;  // of the buffers before the pass
+  std::vector<int64_t> versions_;  // versions of the buffers before the pass
   std::vector<RunningStatistic> dropped_;
   int64_t blocks_ = 0;  // number of blocks that ran and to which memory.recompute applies
   RecomputeBlocks recompute_;

@@ -35,7 +35,8 @@ std::string key_of(int threads, at::ScalarType dtype) {
              ", best of ATen's and our own");
 }
 
-/// Reads the file of ceilings. A damaged or absent file counts as empty, since it is only a cache.
+/// Reads the file of ceilings. A damaged or missing file counts as empty, since the file is only a
+/// cache.
 Json read_peaks() {
   try {
     const fs::path path = peaks_file();
@@ -108,7 +109,7 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
     }
     peaks[key] = {{"flops", ceiling.rate}, {"measurements", ceiling.measurements}};
 
-    // If the ceiling can't be stored, it is still valid for this run.
+    // A ceiling that can't be stored is still valid for this run.
     try {
       make_folders(path.parent_path());
       write_file_durably(path, json_text(peaks, 1) + "\n");

@@ -1,7 +1,8 @@
-// The matmul ceiling that MFU is measured against. On a CPU it is the best rate ever measured for a
-// (CPU model, instructions, threads, dtype), kept in the cache folder ($LATHE_CACHE, default
-// ~/.cache/lathe), since a busy machine measures too low and never too high. On a GPU it is the
-// published dense bfloat16 rate of its kind.
+// Declares the matmul ceiling, the rate with which MFU compares a run. On a CPU, the ceiling is the
+// best rate ever measured for a (CPU model, instructions, threads, dtype), since a busy machine
+// measures rates that are too low and never too high. It is kept in the cache folder ($LATHE_CACHE,
+// default ~/.cache/lathe). On a GPU, the ceiling is the published dense bfloat16 rate of the GPU
+// model.
 #pragma once
 
 #include <optional>
@@ -11,21 +12,21 @@
 
 namespace lathe {
 
-/// The highest known rate of matmuls.
+/// Holds the highest known rate of matmuls.
 struct MatmulCeiling {
   double rate = 0;       ///< FLOP/s
-  int measurements = 0;  ///< number of measurements; 0: the rate is the published one of a GPU
+  int measurements = 0;  ///< number of measurements; 0 if `rate` is the published rate of a GPU
 
   /// Returns whether there were so few measurements that the rate may be too low, and MFU too high.
   bool is_provisional() const { return measurements == 1 || measurements == 2; }
 };
 
-/// Returns the ceiling if it is known, else nullopt. Measures nothing. `dtype` is the dtype that
-/// Autocast takes; on a CPU the ceiling is that of the dtype in which matmuls are computed.
+/// Returns the ceiling; nullopt if it is not known. Measures nothing. `dtype` is the dtype that
+/// Autocast takes. On a CPU, the ceiling is that of the dtype in which matmuls are computed.
 std::optional<MatmulCeiling> known_peak(const std::string& device, int threads,
                                         at::ScalarType dtype);
-/// Measures a square matmul for about a second. Stores and returns the best rate so far. Logs a
-/// warning if the rate can't be stored. CPU only.
+/// Measures a square matmul for about a second on the CPU. Stores and returns the best rate so far.
+/// Logs a warning if the rate can't be stored.
 MatmulCeiling measure_peak(int threads, at::ScalarType dtype);
 
 /// Computes the MFU of a run (model FLOPs utilization).
@@ -37,9 +38,9 @@ class MfuMeter {
   /// above the ceiling shows that the machine was busy when the ceiling was measured. At the first
   /// such rate, measures the ceiling again, which takes a second and is logged.
   std::optional<double> mfu(double rate);
-  /// Measures the ceiling for the next run, if it is unknown or provisional. Call it at the end of
-  /// a run, which took `run_seconds`. Does nothing after a run of up to a minute, which the
-  /// measurement would delay noticeably.
+  /// Measures the ceiling for the next run if the ceiling is unknown or provisional. Call it at the
+  /// end of a run, which took `run_seconds`. Does nothing after a run of up to a minute, since the
+  /// measurement would noticeably delay its end.
   void measure_for_next_run(double run_seconds) const;
 
  private:

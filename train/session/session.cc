@@ -20,7 +20,7 @@ namespace lathe {
 
 namespace {
 
-/// Returns the config with the vocabulary size of the data if model.vocab_size is 0.
+/// If model.vocab_size is 0, returns the config with the vocabulary size of the data.
 LoadedConfig with_vocabulary(LoadedConfig loaded, const DatasetInfo& facts) {
   int64_t* const vocab_size = loaded.config.model.own.find<int64_t>("vocab_size");
   if (vocab_size != nullptr && *vocab_size == 0) *vocab_size = facts.vocab_size;
@@ -64,7 +64,7 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
   if (offload != "none" && offload != "activations" && device == "cuda") {
     fail(Exit::usage, origin_of(loaded, "memory.offload"),
          ": on a GPU, memory.offload can only be \"activations\", not \"", offload,
-         "\"; set it to that, or set train.device = \"cpu\"");
+         "\"; set memory.offload to \"activations\", or set train.device = \"cpu\"");
   }
 
   if (amp.tf32 && device == "cpu") {
@@ -74,7 +74,7 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
   }
 }
 
-/// Checks that a range of memory.recompute is within the model.
+/// Checks that the range of blocks that memory.recompute names is within the model.
 void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
   const std::string& name = loaded.config.memory.recompute;
   const RecomputePolicy policy = *recompute_policy(name);
@@ -101,14 +101,15 @@ void check_sequence(const LoadedConfig& loaded) {
 
   if (!find_model_kind(c.model.kind)->divides_positions) {
     refuse("needs a model kind whose positions can be divided, such as gpt or llama, not \"",
-           c.model.kind, "\"; leave it out");
+           c.model.kind, "\"; leave dist.sequence_parallel out");
   }
   const int64_t length = batch_sizes(c).block_size / contexts;
   if (length % ranks != 0) {
     refuse("can't divide the ", length,
            contexts > 1 ? " positions that a process has of a row" : " positions of a row",
            " equally among the ", ranks,
-           " processes of dist.tensor; change data.window or model.block_size, or leave it out");
+           " processes of dist.tensor; change data.window or model.block_size, or leave "
+           "dist.sequence_parallel out");
   }
 }
 
@@ -123,11 +124,11 @@ void check_positions(const LoadedConfig& loaded, const Task& task) {
 
   if (!task.sums_over_positions()) {
     refuse("is not for the task ", task.name(),
-           ", whose loss does not add up over the positions of rows; set it to 1");
+           ", whose loss does not add up over the positions of rows; set dist.context to 1");
   }
   if (!find_model_kind(c.model.kind)->divides_positions) {
     refuse("needs a model kind whose positions can be divided, such as gpt or llama, not \"",
-           c.model.kind, "\"; set it to 1");
+           c.model.kind, "\"; set dist.context to 1");
   }
   const int64_t length = batch_sizes(c).block_size;
   if (length % (int64_t{2} * ranks) != 0) {
@@ -136,8 +137,9 @@ void check_positions(const LoadedConfig& loaded, const Task& task) {
   }
 }
 
-/// Divides the model's blocks among the stages of a pipeline by their numbers of parameters, which
-/// are in proportion to the FLOPs of their matrix products. Returns null if there is one stage.
+/// Divides the model's blocks among the stages of a pipeline by the blocks' numbers of parameters,
+/// which are in proportion to the FLOPs of their matrix products. Returns null if there is one
+/// stage.
 std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Model& model,
                                             const std::vector<NamedParameter>& params) {
   const int stages = world().pipeline().size;
@@ -159,14 +161,16 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
         str("times dist.virtual_stages = ", loaded.config.dist.virtual_stages, " is ", parts, ", ");
     refuse(parts > stages ? product : "is ", "more than the ", costs.size(),
            " blocks of this model (see run_blocks() in autograd/recompute.h); lower ",
-           parts > stages ? "one of them" : "it");
+           parts > stages ? "one of the two" : "dist.pipeline");
   }
   if (parts > stages && loaded.frozen_model) {
     refuse("times dist.virtual_stages = ", loaded.config.dist.virtual_stages,
            " would run the frozen model of the task for each part; set dist.virtual_stages to 1");
   }
   if (!buffers(model).empty()) {
-    refuse("does not support running statistics yet, such as those of batch norm; set it to 1");
+    refuse(
+        "does not support running statistics yet, such as those of batch norm; set dist.pipeline "
+        "to 1");
   }
   const double head = model.has_head() ? static_cast<double>(full_numel(model.head_weight())) : 0;
   return std::make_unique<StageParameters>(
@@ -193,13 +197,13 @@ bool divides_state_of(const RunConfig& config) {
   return config.dist.shard != "none" && world().data().size > 1;
 }
 
-/// Returns the folder of scratch files.
+/// Returns the folder in which scratch files are created.
 fs::path scratch_folder(const RunConfig& c) {
   return c.memory.offload_dir.empty() ? c.train.out_dir : c.memory.offload_dir;
 }
 
-/// Makes the optimizer. The optimizer's usage errors begin with a key; they are thrown again with
-/// the origin of that key in front.
+/// Makes the optimizer. The messages of the optimizer's usage errors begin with a key. Throws such
+/// an error again, with the origin of that key in front of the message.
 Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
                          const ShardLayout& layout, const StageParameters* stage,
                          std::optional<uint64_t> rounding_seed) {
@@ -231,7 +235,7 @@ void check_offloaded_base(const LoadedConfig& loaded) {
   if (dtype != "int8" && dtype != "nf4") return;
   fail(Exit::usage, origin_of(loaded, "memory.offload"), ": memory.offload = \"", c.memory.offload,
        "\" is for parameters that are not quantized, and adapters.dtype = \"", dtype,
-       "\"; set that to bf16, or leave the parameters in memory");
+       "\"; set adapters.dtype to bf16, or leave the parameters in memory");
 }
 
 /// Returns whether the model is created with parameters that have no memory yet. begin() and load()
@@ -321,8 +325,9 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
   auto model = make_transformed_model(loaded, sizes, device, matrices);
   const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
 
-  // By default, gradients have the matmul dtype only if nothing is added to them, neither another
-  // micro-batch nor another part of the positions, because each addition would round.
+  // By default, gradients have the matmul dtype only if no other gradient is added to them, neither
+  // that of another micro-batch nor that of another part of the positions. Each addition would
+  // round.
   const bool is_alone =
       config.train.grad_accum == 1 && world().context().size == 1 && !divides_sequence(config.dist);
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && is_alone);
@@ -376,7 +381,7 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
       fail(
           Exit::usage, origin_of(loaded, "memory.offload_dir"),
           ": memory.offload_dir has no effect on a GPU, whose activations go to the host's memory; "
-          "leave it out");
+          "leave the key out");
     }
   }
   return s;

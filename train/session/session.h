@@ -1,5 +1,5 @@
-// Opens the data, prepares the device and makes the model for every command that runs a model.
-// Checks everything before anything is created.
+// Declares a session, which opens the data, prepares the device and makes the model for every
+// command that runs a model. Checks everything before a file is created.
 #pragma once
 
 #include <functional>
@@ -27,22 +27,23 @@
 
 namespace lathe {
 
-/// A run's data, and the config, task and sizes that follow from it.
+/// Holds a run's data, and the config, task and sizes that follow from the data.
 struct RunData {
-  LoadedConfig loaded;  ///< with the keys that depend on the data
+  LoadedConfig loaded;  ///< config, including the keys that depend on the data
   std::unique_ptr<Data> data;
   const Task* task = nullptr;
   ModelSizes sizes;  ///< sizes of the model's inputs and outputs
 
   /// Opens data.dir, checks that the config and the model fit the data, and sets the keys that
-  /// depend on the data. Throws Exit::data, or Exit::usage with the origin of the key.
+  /// depend on the data. Throws Exit::data if the data can't be used, and Exit::usage with the
+  /// origin of the key if a key does not fit the data.
   static RunData open(LoadedConfig loaded);
 };
 
-/// A model with its optimizer on a device, ready to step.
+/// Holds a model with its optimizer on a device, ready to step.
 struct Session {
   RunConfig config;
-  RunTask run_task;  ///< owns the task's frozen model, if it needs one
+  RunTask run_task;  ///< holds the task's frozen model, if the task needs one
   const Task& task;  ///< the task of this run
   ModelSizes sizes;
   std::string device_name;  ///< "cpu" or "cuda"
@@ -50,20 +51,21 @@ struct Session {
   Compute compute;
   std::unique_ptr<Model> model;
   std::vector<NamedParameter> params;  ///< the trained parameters
-  /// The tensors of model.safetensors: parameters, including frozen ones, and buffers
-  /// (saved_tensors()).
+  /// The tensors of model.safetensors, as saved_tensors() returns them: parameters, including
+  /// frozen parameters, and buffers.
   std::vector<NamedParameter> saved;
-  std::vector<NamedBuffer> buffers;         ///< of the model
-  std::unique_ptr<StageParameters> stage;   ///< if dist.pipeline is above 1, else null
-  std::unique_ptr<ShardLayout> layout;      ///< of local_params(), among the data ranks
-  std::unique_ptr<ParameterShards> shards;  ///< if dist.shard = "parameters", else null
+  std::vector<NamedBuffer> buffers;        ///< buffers of the model
+  std::unique_ptr<StageParameters> stage;  ///< pipeline stage; null unless dist.pipeline is above 1
+  std::unique_ptr<ShardLayout> layout;     ///< layout of local_params() among the data ranks
+  std::unique_ptr<ParameterShards> shards;  ///< shards; null unless dist.shard = "parameters"
   Optimizer optimizer;
   std::optional<GradScaler> scaler;
-  std::optional<SpikeGuard> spikes;  ///< if train.spike_sigma is above 0, else nullopt
+  std::optional<SpikeGuard> spikes;  ///< guard against loss spikes; nullopt unless
+                                     ///< train.spike_sigma is above 0
   bool low_grad = false;             ///< whether gradients of matmul weights have the matmul dtype
-  ExchangeHistory exchanged{};       ///< of local_params()
-  // Each of the next three is null unless memory.offload asks for it.
-  std::unique_ptr<MappedMemory> mapped{};              ///< holds the parameters
+  ExchangeHistory exchanged{};  ///< which of local_params() had gradients in the previous exchange
+  // The following three members are null unless memory.offload asks for them.
+  std::unique_ptr<MappedMemory> mapped{};              ///< memory that holds the parameters
   std::unique_ptr<ParameterPages> pages{};             ///< decides which parameters are resident
   std::unique_ptr<ActivationOffloader> activations{};  ///< holds activations
   /// With several processes, a line for each parameter and buffer of this process: its path and the
@@ -71,16 +73,16 @@ struct Session {
   std::string checksums{};
   std::function<void()> before_update{};  ///< called before parameters and optimizer state change
 
-  /// Returns the parameters for which this process computes gradients: `params`, or with
-  /// dist.pipeline those of its stage.
+  /// Returns the parameters for which this process computes gradients. With dist.pipeline, these
+  /// are the parameters of its stage, otherwise `params`.
   std::span<const NamedParameter> local_params() const {
     return stage ? stage->local() : std::span<const NamedParameter>(params);
   }
-  /// Returns the index, among `params`, of one of local_params().
+  /// Returns the index in `params` of element `i` of local_params().
   size_t index_of_local(size_t i) const { return stage ? stage->index_of_local(i) : i; }
   /// Returns whether dist.shard divides the optimizer's state among data ranks.
   bool divides_state() const;
-  /// Returns the hooks that are called around blocks, or null.
+  /// Returns the hooks that are called around blocks; null if there are none.
   BlockHooks* block_hooks() const {
     return shards ? static_cast<BlockHooks*>(shards.get()) : pages.get();
   }
@@ -88,26 +90,27 @@ struct Session {
   /// Opens the device, sets the number of threads, makes the model, applies the transforms and
   /// makes the optimizer. Then calls begin().
   static Session make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes);
-  /// Does the same for opened data.
+  /// Makes a session for opened data, as the function above does.
   static Session make(const RunData& data) { return make(data.loaded, *data.task, data.sizes); }
-  /// Does the same without the call of begin(). The parameters may have no values yet: call begin()
-  /// or load() once, before anything else.
+  /// Makes a session as make() does, but does not call begin(). The parameters may have no values
+  /// yet, so call begin() or load() once before using the session.
   static Session make_without_values(const LoadedConfig& loaded, const Task& task,
                                      const ModelSizes& sizes);
-  /// Gives the parameters their initial values, random ones or those of train.init_from, one
-  /// parameter after another. With dist.shard = "parameters", dist.pipeline or dist.tensor, each
-  /// process keeps only its share, so it never holds the complete model.
+  /// Gives the parameters their initial values, one parameter after another. The values are random
+  /// or, with train.init_from, those of the source. With dist.shard = "parameters", dist.pipeline
+  /// or dist.tensor, each process keeps only its share, so it never holds the complete model.
   void begin(const LoadedConfig& loaded);
-  /// Loads the parameters in the same way, and the state of the optimizer, the scaler and the spike
-  /// guard. In a single process, begin() may have been called before.
+  /// Loads the values of the parameters, one parameter after another, and the state of the
+  /// optimizer, the scaler and the spike guard. In a single process, begin() may have been called
+  /// before.
   void load(const fs::path& checkpoint, const RunState& state);
 
  private:
   void give_values(const WriteValues& write, bool is_loading);
 };
 
-/// While alive, this process has all parameters of the model, even those that dist.shard and
-/// dist.pipeline divide. A collective.
+/// Gives this process all parameters of the model until destroyed, even the parameters that
+/// dist.shard and dist.pipeline divide. A collective.
 class CompleteParameters {
  public:
   explicit CompleteParameters(const Session& session)
@@ -118,8 +121,8 @@ class CompleteParameters {
   StageParameters::Gathered stage_;
 };
 
-/// Returns the training FLOPs of a token or sample by the model's formula, with attention over the
-/// run's windows (data.window).
+/// Returns the training FLOPs of a token or sample by the model's formula. If data.window is set,
+/// attention is counted over the run's windows.
 double flops_per_unit(const Session& session);
 
 /// Returns a line for the log with the dtypes in which a run computes, keeps and saves.

@@ -42,7 +42,7 @@ std::string checksum_line(const NamedParameter& p) {
 }  // namespace
 
 void Session::begin(const LoadedConfig& loaded) {
-  // In a single process the model was created with its values.
+  // In a single process, the model was created with its values.
   const bool has_values = std::all_of(saved.begin(), saved.end(), [](const NamedParameter& p) {
     return has_memory(p.parameter.data());
   });
@@ -61,8 +61,8 @@ void Session::load(const fs::path& checkpoint, const RunState& state) {
 }
 
 /// Calls `write` for each parameter and buffer that this process needs, and shards the parameters.
-/// Unless `is_loading`, parameters that already have values keep them. `write` may be empty if all
-/// parameters have values.
+/// If `is_loading` is false, parameters that already have values keep these. `write` may be empty
+/// if all parameters have values.
 void Session::give_values(const WriteValues& write, bool is_loading) {
   const NoGrad no_grad;
   const MemoryScope memory(Memory::parameters);

@@ -25,7 +25,7 @@ double ExchangeModel::transfer_seconds(const RankGroup& g, double bytes) const {
   const double within = g.per_node > 1 ? gather_bytes(g, bytes) / node_rate : 0;
   if (g.nodes() <= 1) return within;
 
-  // Each node receives what the others have, through the adapters of its members.
+  // Each node receives the data of the other nodes through the adapters of its members.
   const double network_rate = link.gb_per_second * 1e9 * constants.network_share * g.per_node;
   const double between = bytes * (g.nodes() - 1) / g.nodes() / network_rate;
   return std::max(within, between);

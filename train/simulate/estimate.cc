@@ -9,13 +9,13 @@
 namespace lathe {
 namespace {
 
-/// Seconds of one kind of work in the forward and the backward pass.
+/// Holds the seconds of one kind of work in the forward and the backward pass.
 struct Passes {
   double forward = 0, backward = 0;
   double total() const { return forward + backward; }
 };
 
-/// Seconds that one micro-batch takes in one layer, or in the embedding and the head.
+/// Holds the seconds that one micro-batch takes in one layer, or in the embedding and the head.
 struct LayerTimes {
   Passes matmul{}, attention{}, elementwise{}, tensor{}, context{};
   double recompute = 0;
@@ -55,8 +55,8 @@ class StepSimulator {
   void add_pipeline(const LayerTimes& layer, const LayerTimes& head, const LayersPerStage& layers);
   void add_data_exchange(const LayerTimes& layer, double layers, double others);
   void add_optimizer(double own);
-  /// Adds an exchange of `seconds`. If `allowed`, it runs during `compute` seconds of independent
-  /// work.
+  /// Adds an exchange of `seconds`. If `allowed` is true, the exchange overlaps with `compute`
+  /// seconds of independent work.
   void overlap(Exchange& exchange, double seconds, double compute, bool allowed = true) const;
 
   const ClusterModel& cluster_;
@@ -75,8 +75,8 @@ Passes StepSimulator::linear(double outputs, double inputs, MatmulDtype dtype) c
                kernels_.matmul(inputs, outputs, tokens_, dtype)};
 
   // In fp8, inputs, weights and gradients are read to find their largest value, and again for the
-  // cast, which writes the two memory layouts that the three products need. Cast weights are kept
-  // for all micro-batches, unless ZeRO 3 gathers the weights again.
+  // cast. The cast writes the two memory layouts that the three products need. Cast weights are
+  // kept for all micro-batches, unless ZeRO 3 gathers the weights again.
   if (dtype == MatmulDtype::fp8) {
     const double uses = layout_.shard == 3 && layout_.pipeline == 1 ? 1 : micro_batches_;
     p.forward += kernels_.traffic(6 * (tokens_ * inputs + inputs * outputs / uses), 2);
@@ -93,11 +93,11 @@ Passes StepSimulator::elementwise() const {
           ? 0
           : as_double((shape_.heads + shape_.kv_heads) * shape_.head_width) / tensor_;
 
-  // Count the tensors that are read and written. Forward: each of two norms reads one and writes
-  // one, each of two residual sums reads two and writes one, the activation reads one (gated: two)
-  // and writes one. Backward: each norm and each sum reads two and writes one; the activation reads
-  // two (gated: three) and writes one (gated: two). Rotary positions read one and write one in both
-  // passes.
+  // Count the tensors that are read and written. Forward pass: each of two norms reads one and
+  // writes one. Each of two residual additions reads two and writes one. The activation reads one
+  // (two if it is gated) and writes one. Backward pass: each norm and each addition reads two and
+  // writes one. The activation reads two (three if it is gated) and writes one (two if it is
+  // gated). In both passes, rotary positions read one and write one.
   const double forward = 10 * c + (shape_.gated ? 3 : 2) * hidden + 2 * rotated;
   const double backward = 12 * c + (shape_.gated ? 5 : 3) * hidden + 2 * rotated;
   const double passes = cluster_.software.elementwise_passes;
@@ -130,7 +130,7 @@ LayerTimes StepSimulator::layer() {
   add_tensor_exchange(t);
   add_context_exchange(t);
 
-  // Sums of gradients over micro-batches are read and written.
+  // Gradient accumulation over micro-batches reads and writes the gradients.
   const double own = shape_.layer_parameters() / tensor_;
   if (micro_batches_ > 1)
     t.elementwise.backward += kernels_.traffic(2 * own * cluster_.software.gradient_bytes, 0);
@@ -161,8 +161,9 @@ void StepSimulator::add_tensor_exchange(LayerTimes& t) {
   const RankGroup group = rank_group(layout_.tensor, 1, cluster_.gpus_per_node);
   const double bytes = tokens_ * as_double(shape_.width) * e_;
 
-  // Two all-reduces forward and two backward; fully recomputed layers repeat those of the forward
-  // pass. With sequence parallelism each is a reduce-scatter and an all-gather of the same volume.
+  // There are two all-reduces in the forward pass and two in the backward pass; fully recomputed
+  // layers repeat those of the forward pass. With sequence parallelism, each all-reduce is a
+  // reduce-scatter and an all-gather of the same volume.
   const double sums = layout_.recompute == Recompute::full ? 6 : 4;
   const double seconds = links_.reduce(group, bytes);
   const double exposed = seconds * (1 - cluster_.software.tensor_overlap);
@@ -180,8 +181,8 @@ void StepSimulator::add_context_exchange(LayerTimes& t) {
   const double keys = as_double(std::max(shape_.kv_heads, layout_.tensor)) / tensor_;
   const double bytes = 2 * tokens_ * keys * as_double(shape_.head_width) * e_;
 
-  // A ring passes keys and values, and in the backward pass also their gradients, while each GPU
-  // computes attention to the keys that it has (Liu et al. 2023).
+  // A ring passes keys and values, and in the backward pass also their gradients. Meanwhile, each
+  // GPU computes attention to the keys that it has (Liu et al. 2023).
   const auto pass = [&](double size, double attention) {
     const double seconds = links_.send(leaves_node, size);
     out_.context.bytes += (ranks - 1) * size * micro_batches_ * as_double(shape_.layers) /
@@ -223,7 +224,7 @@ void StepSimulator::add_data_exchange(const LayerTimes& layer, double layers, do
   const double x = software.exchange_bytes;
   const Passes compute = {layers * layer.compute().forward, layers * layer.compute().backward};
 
-  // Layers are exchanged one by one; the embedding and the head together.
+  // Layers are exchanged one by one; the embedding and the head are exchanged together.
   const auto gather = [&](double bytes) {
     return layers * links_.gather(group, own * bytes) + links_.gather(group, others * bytes);
   };
@@ -255,9 +256,9 @@ void StepSimulator::add_optimizer(double own) {
   const double g = cluster_.software.gradient_bytes;
   const double share = layout_.shard >= 1 ? as_double(layout_.data * layout_.context) : 1;
 
-  // The norm and the update each read the gradients. The update reads and writes the state. It also
-  // reads and writes the master and writes the weight or, without a master, reads and writes the
-  // weight.
+  // The norm and the update each read the gradients. The update reads and writes the state. If
+  // there is a master, the update also reads and writes the master, and writes the weight. If there
+  // is no master, the update reads and writes the weight.
   const double weight = step_.has_master() ? 2 * 4 + e_ : 2 * e_;
   out_.optimizer = kernels_.traffic(own / share * (2 * g + weight + 2 * step_.state_bytes), 100);
 }
@@ -268,9 +269,9 @@ void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head
   const double first = layers.first * layer.total(), middle = layers.middle * layer.total();
   const double last = layers.last * layer.total() + head.total();
 
-  // 1F1B: every micro-batch takes the slowest stage's time. The times of the other stages count
-  // once, or in part if stages are interleaved (Narayanan et al. 2021: (p - 1) / (v m) of the
-  // step).
+  // In 1F1B, every micro-batch takes the slowest stage's time. The times of the other stages count
+  // once. If stages are interleaved, they count in part (Narayanan et al. 2021: (p - 1) / (v m) of
+  // the step).
   const double slowest = std::max({first, last, stages > 2 ? middle : 0.0});
   const double all = first + last + (stages - 2) * middle;
   out_.bubble = (all - slowest) / parts;

@@ -1,5 +1,6 @@
-// The simulator: memory, communication and time of a training step on a cluster, from the shape of
-// the model, the layout and the tables of hardware. docs/reference/simulator.md states the model.
+// Declares the simulator, which computes memory, communication and time of a training step on a
+// cluster from the shape of the model, the layout and the tables of hardware.
+// docs/reference/simulator.md states the formulas.
 #pragma once
 
 #include <string>
@@ -10,7 +11,7 @@
 
 namespace lathe {
 
-/// A cluster and the software on it.
+/// Describes a cluster and the software on it.
 struct ClusterModel {
   GpuModel gpu{};
   LinkModel link{};
@@ -21,32 +22,33 @@ struct ClusterModel {
   int64_t gpus() const { return nodes * gpus_per_node; }
 };
 
-/// Communication of one kind in a step.
+/// Holds the communication of one kind in a step.
 struct Exchange {
-  double bytes = 0;    ///< that a GPU sends in a step
-  double seconds = 0;  ///< that the exchange takes
-  double exposed = 0;  ///< seconds by which it makes the step longer
+  double bytes = 0;    ///< bytes that a GPU sends in a step
+  double seconds = 0;  ///< seconds that the exchange takes
+  double exposed = 0;  ///< seconds by which the exchange makes the step longer
 };
 
 /// The memory, communication and time of a step. Times are in seconds, for a complete step on the
 /// slowest stage.
 struct StepEstimate {
   GpuMemory memory{};
-  double memory_bytes = 0;  ///< of a GPU
+  double memory_bytes = 0;  ///< bytes of memory of a GPU
   double matmul = 0, attention = 0, elementwise = 0, optimizer = 0;
-  double recompute = 0;  ///< recomputation, not included in matmul, attention and elementwise
-  double bubble = 0;     ///< waiting for the first and the last micro-batch of the pipeline
+  double recompute = 0;  ///< seconds of recomputation, which matmul, attention and elementwise do
+                         ///< not include
+  double bubble = 0;  ///< seconds of waiting for the first and the last micro-batch of the pipeline
   Exchange data{}, tensor{}, context{}, pipeline{};
   double seconds = 0;
   double tokens_per_second = 0;
-  double mfu = 0;  ///< FLOP/s by flops_per_token(), over the peak of all GPUs in the dtype
+  double mfu = 0;  ///< FLOP/s by flops_per_token(), divided by the peak of all GPUs in the dtype
 
   /// Returns whether the memory of a GPU is enough.
   bool fits() const { return memory.total() <= memory_bytes; }
 };
 
-/// Estimates a step. layout_fault() of the layout must be empty. Throws Exit::usage for fp8 on a
-/// GPU that lacks it.
+/// Estimates a step. layout_fault() of the layout must be empty. Throws Exit::usage if the step
+/// uses fp8 and the GPU has no fp8 rate.
 StepEstimate estimate_step(const ClusterModel& cluster, const StepWorkload& step,
                            const ParallelLayout& layout);
 

@@ -25,12 +25,13 @@ std::string names_of(const std::vector<Entry>& entries) {
   return names;
 }
 
-/// The rates are from NVIDIA's data sheets of V100, A100 (2021), A10, L4, L40S, H100 (2023), H200
-/// and DGX B200. Those of RTX 3090 and 4090 are from the architecture white papers (GA102, AD102),
-/// with accumulation in fp32. matmul_share of the A100, and both shares of the H100, are fitted to
-/// published training runs (docs/reference/simulator.md). The shares of other GPUs are estimates.
-/// portable_share is below 1 on Hopper because kernels that use mma.sync reach only about 0.6 of
-/// the rate of wgmma there (Shah et al. 2024, on FlashAttention-2).
+/// Returns the built-in GPUs. The rates of V100, A100 (2021), A10, L4, L40S, H100 (2023), H200 and
+/// DGX B200 are from NVIDIA's data sheets. The rates of RTX 3090 and 4090 are from the architecture
+/// white papers (GA102, AD102), with accumulation in fp32. matmul_share of the A100, and both
+/// shares of the H100, are fitted to published training runs (docs/reference/simulator.md). The
+/// shares of other GPUs are estimates. portable_share is below 1 on Hopper, because kernels that
+/// use mma.sync reach there only about 0.6 of the rate of wgmma (Shah et al. 2024, on
+/// FlashAttention-2).
 std::vector<GpuModel> gpu_table() {
   const auto gpu = [](const char* name, double memory, double memory_rate, double bf16, double fp8,
                       double tf32, double fp32, double multiprocessors, double link,
@@ -69,9 +70,9 @@ std::vector<GpuModel> gpu_table() {
   // clang-format on
 }
 
-/// Each GPU has one network adapter, whose rate in Gbit/s names the link. All links have the
-/// default latency, which is the latency of a hop between nodes in NCCL's ring algorithm with the
-/// Simple protocol, as in NCCL's tuning model (src/graph/tuning.cc).
+/// Returns the built-in links. Each GPU has one network adapter, whose rate in Gbit/s is the name
+/// of the link. All links have the default latency: the latency of a hop between nodes in NCCL's
+/// ring algorithm with the Simple protocol, according to NCCL's tuning model (src/graph/tuning.cc).
 std::vector<LinkModel> link_table() {
   std::vector<LinkModel> links;
   for (const int rate : {100, 200, 400, 800}) {
@@ -94,39 +95,40 @@ SoftwareModel software(const char* name, const char* attention, double passes, d
 }
 
 std::vector<SoftwareModel> software_table() {
-  // Fused kernels throughout: torch.compile with SDPA and FSDP.
+  // All kernels are fused: torch.compile with SDPA and FSDP.
   SoftwareModel compiled = software("compiled", "flash2", 1.0, 20, 8);
   compiled.shards_masters = true;
   compiled.selective = "half";
 
-  // PyTorch op by op under autocast with FSDP, the Triton kernel of FlashAttention 1, and a fused
-  // loss (llm-foundry).
+  // PyTorch runs op by op under autocast with FSDP, the Triton kernel of FlashAttention 1, and a
+  // fused loss (llm-foundry).
   SoftwareModel eager = software("eager", "flash1", 1.9, 12, 4);
   eager.shards_masters = true;
   eager.selective = "half";
 
-  // Fused kernels with an attention kernel for Hopper: llm.c (hand-written CUDA, cuDNN's attention)
-  // and nanochat (PyTorch, FlashAttention 3).
+  // Kernels are fused, with an attention kernel for Hopper: llm.c (hand-written CUDA, cuDNN's
+  // attention) and nanochat (PyTorch, FlashAttention 3).
   SoftwareModel fused = software("fused", "flash3", 1.0, 10, 4);
   fused.exchange_bytes = 2;
 
-  // Megatron-LM of Narayanan et al. 2021: no flash attention, no sequence parallelism, gradients
-  // exchanged after the backward pass.
+  // Megatron-LM of Narayanan et al. 2021 has no flash attention and no sequence parallelism, and
+  // exchanges gradients after the backward pass.
   SoftwareModel megatron21 = software("megatron-2021", "unfused", 1.3, 28, 10);
   megatron21.gradient_overlap = false;
   megatron21.sequence_parallel = false;
   megatron21.dropout = true;
   megatron21.exchange_bytes = megatron21.gradient_bytes = 2;
 
-  // Megatron-Core with Transformer Engine: cuDNN attention, overlap of all exchanges.
+  // Megatron-Core with Transformer Engine has cuDNN attention, and overlaps all exchanges.
   SoftwareModel megatron = software("megatron", "flash3", 1.3, 20, 10);
   megatron.tensor_overlap = 0.7;
 
   return {compiled, eager, fused, megatron21, megatron};
 }
 
-/// Applies one table of the file to `entries`. The table's `name` selects an entry, or adds one. If
-/// the table has `like`, the entry first becomes a copy of that one. Then the other keys are set.
+/// Applies one table of the file to `entries`. The table's `name` selects an entry, or adds an
+/// entry. If the table has `like`, the selected entry first becomes a copy of the entry that `like`
+/// names. Then the other keys are set.
 template <class Entry>
 void apply_entry(std::vector<Entry>& entries,
                  const std::vector<std::pair<std::string, ConfigScalar>>& keys,
@@ -147,8 +149,8 @@ void apply_entry(std::vector<Entry>& entries,
     const Entry* from = like ? find_entry(entries, *like) : nullptr;
     if (from == nullptr) {
       fail(Exit::usage, where, ": the cluster.", kind, " ", printable_line(*name),
-           like ? " is like one that does not exist; " : " is not a known one; ",
-           "take the values of a known one with like = \"NAME\": ", names_of(entries));
+           like ? " is like an entry that does not exist; " : " is not a known entry; ",
+           "take the values of a known entry with like = \"NAME\": ", names_of(entries));
     }
     const Entry copy = *from;
     if (entry == nullptr) entry = &entries.emplace_back();
@@ -189,7 +191,7 @@ LinkModel HardwareTable::link(const std::string& name) const {
   });
   if (found != links.end()) return *found;
 
-  // Any other rate in Gbit/s for each GPU, with the latency of the table's links.
+  // Accept any other rate in Gbit/s for each GPU, with the latency of the table's links.
   const bool has_unit = !name.empty() && (name.back() == 'G' || name.back() == 'g');
   const auto rate = integer_between(has_unit ? name.substr(0, name.size() - 1) : "", 1, 100000);
   if (!rate) {

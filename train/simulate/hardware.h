@@ -1,5 +1,5 @@
-// The tables of GPUs, links and training software that the simulator uses, and the constants that
-// hold for all of them. A TOML file can extend or override them.
+// Declares the tables of GPUs, links and training software that the simulator uses, and the
+// constants that apply to all GPUs, links and software. A TOML file can extend or override them.
 #pragma once
 
 #include <string>
@@ -9,22 +9,21 @@
 
 namespace lathe {
 
-/// A GPU: data-sheet rates without sparsity, and the shares of them that kernels reach.
+/// Describes a GPU: its data-sheet rates without sparsity, and the shares of these rates that
+/// kernels reach.
 struct GpuModel {
   LATHE_FIELD(std::string, name, "", "name on the command line", anything())
   LATHE_FIELD(double, memory_gb, 80.0, "memory that programs can take, 1e9 bytes", above(0, 1e6))
   LATHE_FIELD(double, memory_gb_per_second, 2000.0, "memory bandwidth, 1e9 bytes a second",
               above(0, 1e6))
-  LATHE_FIELD(double, bf16_tflops, 312.0, "dense bf16 and fp16 rate with fp32 sums, 1e12 FLOP/s",
-              above(0, 1e6))
-  LATHE_FIELD(double, fp8_tflops, 0.0, "dense fp8 rate, 1e12 FLOP/s; 0: it has none",
-              between(0, 1e6))
-  LATHE_FIELD(double, tf32_tflops, 0.0, "dense TF32 rate, 1e12 FLOP/s; 0: it has none",
-              between(0, 1e6))
+  LATHE_FIELD(double, bf16_tflops, 312.0,
+              "dense bf16 and fp16 rate with fp32 accumulation, 1e12 FLOP/s", above(0, 1e6))
+  LATHE_FIELD(double, fp8_tflops, 0.0, "dense fp8 rate, 1e12 FLOP/s; 0: no fp8", between(0, 1e6))
+  LATHE_FIELD(double, tf32_tflops, 0.0, "dense TF32 rate, 1e12 FLOP/s; 0: no TF32", between(0, 1e6))
   LATHE_FIELD(double, fp32_tflops, 19.5, "fp32 rate, 1e12 FLOP/s", above(0, 1e6))
   LATHE_FIELD(double, multiprocessors, 108.0, "streaming multiprocessors", between(1, 1e5))
   LATHE_FIELD(double, link_gb_per_second, 300.0,
-              "bandwidth of one GPU to the others of its node in one direction, 1e9 bytes a second",
+              "bandwidth of a GPU to its node's other GPUs, in one direction, 1e9 bytes a second",
               above(0, 1e5))
   LATHE_FIELD(double, matmul_share, 0.85,
               "share of the peak rate that large matrix products sustain at the clock that the "
@@ -35,7 +34,7 @@ struct GpuModel {
               above(0, 1))
 };
 
-/// A link between nodes.
+/// Describes a link between nodes.
 struct LinkModel {
   LATHE_FIELD(std::string, name, "", "name on the command line", anything())
   LATHE_FIELD(double, gb_per_second, 50.0,
@@ -43,7 +42,7 @@ struct LinkModel {
   LATHE_FIELD(double, latency_us, 14.0, "time of an empty message, microseconds", between(0, 1e6))
 };
 
-/// Properties of a training program that affect the time or the memory of a step.
+/// Holds the properties of a training program that affect the time or the memory of a step.
 struct SoftwareModel {
   LATHE_FIELD(std::string, name, "", "name on the command line", anything())
   LATHE_FIELD(std::string, attention, "flash2",
@@ -65,23 +64,23 @@ struct SoftwareModel {
   LATHE_FIELD(bool, gradient_overlap, true,
               "gradients are exchanged while the backward pass computes", anything())
   LATHE_FIELD(bool, sequence_parallel, true,
-              "tensor parallelism divides norms and residual sums by sequence position too",
-              anything())
+              "tensor parallelism divides norms and residual sums by sequence position", anything())
   LATHE_FIELD(bool, shards_masters, false,
               "ZeRO 3 keeps only the fp32 shards, and casts them for each gather", anything())
-  LATHE_FIELD(std::string, selective, "attention",
-              "what selective recomputation computes again; attention: all of it; half: every "
-              "second matrix product and what lies between them",
-              one_of({"attention", "half"}))
+  LATHE_FIELD(
+      std::string, selective, "attention",
+      "what selective recomputation computes again; attention: all of attention; half: every "
+      "second matrix product and what lies between them",
+      one_of({"attention", "half"}))
   LATHE_FIELD(bool, dropout, false, "dropout masks are kept for the backward pass", anything())
-  LATHE_FIELD(double, gradient_bytes, 4.0, "bytes of an element of the gradient sums",
+  LATHE_FIELD(double, gradient_bytes, 4.0, "bytes of an element of accumulated gradients",
               between(1, 8))
-  LATHE_FIELD(double, exchange_bytes, 4.0, "bytes of an element of the gradients as exchanged",
+  LATHE_FIELD(double, exchange_bytes, 4.0, "bytes of an element of exchanged gradients",
               between(1, 8))
 };
 
-/// Constants that hold for every GPU, link and program. docs/reference/simulator.md lists the
-/// source of each.
+/// Holds the constants that apply to every GPU, link and program. docs/reference/simulator.md lists
+/// the source of each constant.
 struct SimulatorConstants {
   LATHE_FIELD(double, memory_share, 0.73, "share of the memory bandwidth that kernels reach",
               above(0, 1))
@@ -89,7 +88,7 @@ struct SimulatorConstants {
               "share of the peak that fp8 matmuls reach, over the share that bf16 matmuls reach",
               above(0, 1))
   LATHE_FIELD(double, matmul_ramp, 250.0,
-              "matrix products: inner size at which half of the time is start and end of a tile",
+              "inner size at which start and end of a tile take half of a matrix product's time",
               between(0, 1e5))
   LATHE_FIELD(double, flash1_share, 0.37, "share of the portable bf16 rate, heads of 128",
               above(0, 1))
@@ -111,7 +110,7 @@ struct SimulatorConstants {
               between(0, 1e4))
   LATHE_FIELD(double, collective_us, 8.4, "start of a collective, microseconds", between(0, 1e5))
   LATHE_FIELD(double, contention, 0.3,
-              "share of its time by which hidden communication slows concurrent kernels",
+              "share of the time of hidden communication by which it slows other kernels",
               between(0, 1))
   LATHE_FIELD(double, reserved_gb, 3.0,
               "memory of a GPU that the driver and communication libraries take, 1e9 bytes",
@@ -120,19 +119,21 @@ struct SimulatorConstants {
               below(0, 1))
 };
 
-/// All tables.
+/// Holds all tables.
 struct HardwareTable {
   std::vector<GpuModel> gpus;
   std::vector<LinkModel> links;
   std::vector<SoftwareModel> software;
   SimulatorConstants constants;
 
-  /// Returns the GPU of that name, without regard to case. Throws Exit::usage with the known names.
+  /// Returns the GPU with this name, ignoring case. Throws Exit::usage with the known names if
+  /// there is no such GPU.
   const GpuModel& gpu(const std::string& name) const;
-  /// Returns the link of that name. A name "NG" that is not in the table, such as "25G", stands for
-  /// a link with N Gbit/s for each GPU. Throws Exit::usage for other names.
+  /// Returns the link with this name. A name "NG" that is not in the table, such as "25G", means a
+  /// link with N Gbit/s for each GPU. Throws Exit::usage for any other name.
   LinkModel link(const std::string& name) const;
-  /// Returns the software of that name. Throws Exit::usage with the known names.
+  /// Returns the software with this name. Throws Exit::usage with the known names if there is no
+  /// such software.
   const SoftwareModel& program(const std::string& name) const;
 };
 
@@ -140,8 +141,8 @@ struct HardwareTable {
 const HardwareTable& known_hardware();
 /// Returns the built-in tables with the entries of a TOML file: `[[cluster.gpu]]`,
 /// `[[cluster.link]]`, `[[cluster.software]]` and `[constants]`. An entry with a known name changes
-/// the given keys. An entry with a new name needs `like = "NAME"`, and changes a copy of that
-/// entry. Throws Exit::usage with file:line:column.
+/// the given keys. An entry with a new name needs `like = "NAME"`, and changes a copy of the entry
+/// NAME. Throws Exit::usage with file:line:column if the file is invalid.
 HardwareTable read_hardware(const std::string& path);
 
 }  // namespace lathe

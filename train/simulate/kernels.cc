@@ -25,7 +25,7 @@ double KernelModel::peak(MatmulDtype dtype) const {
 }
 
 double KernelModel::matmul(double m, double n, double k, MatmulDtype dtype, double count) const {
-  // Tiles of CUTLASS, with the share of the rate that their reuse of operands allows.
+  // Tiles of CUTLASS, each with the share of the peak rate that its reuse of operands allows.
   struct Tile {
     double m, n, share;
   };
@@ -68,8 +68,8 @@ double KernelModel::attention(const TransformerShape& s, double sequences, doubl
                        : software.attention == "flash2" ? constants.flash2_share
                                                         : constants.flash3_share;
 
-  // flash3 uses the instructions of the GPU's own generation. The other kernels use portable ones,
-  // with which they can reach only `portable_share` of the rate.
+  // flash3 uses the instructions of the GPU's generation. The other kernels use portable
+  // instructions, with which they can reach only `portable_share` of the rate.
   const double native = is_native ? 1.0 : gpu.portable_share;
   const double heads_of_128 = (128 + constants.attention_head_ramp) / 128;
   const double rate = peak(dtype) * share * native * heads_of_128 * d /
@@ -90,7 +90,8 @@ double KernelModel::unfused_attention(const TransformerShape& s, double matrices
   const double rows = tokens / context;
   const double scores = matrices * rows * tokens;
 
-  // Q K^T and P V over the complete mask; each has two products in the backward pass.
+  // The forward pass computes Q K^T and P V over the complete mask, and the backward pass computes
+  // two products for each of them.
   const double products =
       matmul(rows, tokens, d, dtype, matrices) + matmul(rows, d, tokens, dtype, matrices);
 

@@ -63,7 +63,7 @@ LayoutRequest parse_layout(const std::string& text) {
         {"pipeline", &request.pipeline}, {"virtual", &request.virtual_stages},
         {"micro", &request.micro_batch}};
     const auto found = degrees.find(key);
-    if (found == degrees.end()) refuse("\"" + printable_line(part) + "\" is not one of its keys");
+    if (found == degrees.end()) refuse("\"" + printable_line(part) + "\" is not a key of --layout");
     std::optional<int64_t>* const degree = found->second;
     const bool is_stage = key == "shard";
     const auto number = integer_between(value, is_stage ? 0 : 1, is_stage ? 3 : 1000000);
@@ -72,7 +72,7 @@ LayoutRequest parse_layout(const std::string& text) {
                              : " must be a whole number from 1 to 1000000"));
     *degree = *number;
   }
-  if (seen.empty()) refuse("it is empty");
+  if (seen.empty()) refuse("the layout is empty");
   return request;
 }
 
@@ -139,7 +139,7 @@ std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorklo
   if (l.virtual_stages > 1 && m % l.pipeline != 0) {
     advice.push_back(str("pipeline=", l.pipeline, " does not divide the ", m,
                          " micro-batches; the bubble of virtual=", l.virtual_stages,
-                         " is short only if it does"));
+                         " is short only if pipeline divides them"));
   }
   if (l.pipeline > 1 && m < l.pipeline) {
     advice.push_back(str("there are fewer micro-batches (", m, ") than stages (", l.pipeline,

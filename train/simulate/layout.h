@@ -1,4 +1,4 @@
-// How the GPUs of a cluster divide a training step among them.
+// Declares layouts, which describe how the GPUs of a cluster divide a training step.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,20 @@
 
 namespace lathe {
 
-/// What the backward pass computes again: nothing; what SoftwareModel::selective names, such as
-/// attention (Korthikanti et al. 2022); or complete layers from their inputs.
+/// The parts of a layer that the backward pass computes again: no part; what
+/// SoftwareModel::selective names, such as attention (Korthikanti et al. 2022); or the complete
+/// layer from its inputs.
 enum class Recompute { none, selective, full };
 
-/// Degrees of parallelism, whose product is the number of GPUs. GPUs are numbered with tensor
-/// parallelism innermost, then context, data and pipeline parallelism (Narayanan et al. 2021).
+/// Holds the degrees of parallelism, whose product is the number of GPUs. GPUs are numbered with
+/// tensor parallelism innermost, followed by context, data and pipeline parallelism (Narayanan et
+/// al. 2021).
 struct ParallelLayout {
   int64_t data = 1;            ///< replicas, each with a share of the batch
   int64_t shard = 0;           ///< stage of ZeRO among the replicas, 0 to 3
   int64_t tensor = 1;          ///< GPUs that share each matrix product
   int64_t context = 1;         ///< GPUs that share each sequence
-  int64_t pipeline = 1;        ///< stages
+  int64_t pipeline = 1;        ///< stages of the pipeline
   int64_t virtual_stages = 1;  ///< parts of each stage (interleaved 1F1B)
   int64_t micro_batch = 1;     ///< sequences that a replica computes together
   Recompute recompute = Recompute::none;
@@ -38,12 +40,12 @@ struct ParallelLayout {
 /// Returns the name of a recomputation mode: "none", "selective", "full".
 std::string recompute_name(Recompute mode);
 
-/// A layout as the user typed it. The search chooses the keys that are absent.
+/// Holds a layout as the user typed it. The search chooses the values of absent keys.
 struct LayoutRequest {
   std::optional<int64_t> data{}, shard{}, tensor{}, context{}, pipeline{}, virtual_stages{};
   std::optional<int64_t> micro_batch{};
   std::optional<Recompute> recompute{};
-  /// Returns whether a layout has every value that was given.
+  /// Returns whether a layout has every value that the user gave.
   bool admits(const ParallelLayout& layout) const;
 };
 
@@ -51,17 +53,18 @@ struct LayoutRequest {
 /// micro and recompute. Throws Exit::usage for an unknown or repeated key and for a value that is
 /// not allowed.
 LayoutRequest parse_layout(const std::string& text);
-/// Sets degrees that are absent to 1, and `data` to what remains of `gpus`. Throws Exit::usage if
-/// the product is not `gpus`.
+/// Sets absent degrees to 1, and an absent `data` to `gpus` divided by the product of the other
+/// degrees. Throws Exit::usage if the product of all degrees is not `gpus`.
 void complete_degrees(LayoutRequest& request, int64_t gpus);
 
-/// Returns the reason why a model can't be divided in this way, as one sentence; empty if it can.
+/// Returns the reason why a model can't be divided according to a layout, as one sentence; empty if
+/// it can.
 std::string layout_fault(const ParallelLayout& layout, const StepWorkload& step);
 /// Returns the drawbacks of a layout that works but is probably not intended, one sentence each.
 std::vector<std::string> layout_advice(const ParallelLayout& layout, const StepWorkload& step,
                                        int64_t gpus_per_node);
-/// Returns why Lathe itself can't train with the layout; empty if it can. `sequence_parallel`: the
-/// tensor ranks divide the positions of rows too (dist.sequence_parallel).
+/// Returns why Lathe can't train with the layout; empty if it can. `sequence_parallel`: whether the
+/// tensor ranks also divide the positions of rows (dist.sequence_parallel).
 std::string lathe_fault(const ParallelLayout& layout, const StepWorkload& step,
                         bool sequence_parallel);
 

@@ -6,7 +6,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the tokens of a micro-batch that one GPU has.
+/// Returns the number of tokens of a micro-batch that one GPU has.
 double local_tokens(const StepWorkload& step, const ParallelLayout& l) {
   return as_double(l.micro_batch) * as_double(step.shape.sequence) / as_double(l.context);
 }
@@ -20,7 +20,8 @@ GpuMemory stage_memory(const StepWorkload& step, const ParallelLayout& l,
   const double layer = step.shape.layer_parameters() / tensor;
   const double own = layers * layer + others / tensor;
 
-  // Stages 2 and 3 of ZeRO in a pipeline exchange once in a step, and keep what stage 1 keeps.
+  // In a pipeline, stages 2 and 3 of ZeRO exchange once in a step, and keep the same memory as
+  // stage 1.
   const int64_t stage = l.pipeline > 1 ? std::min<int64_t>(l.shard, 1) : l.shard;
   const double group = as_double(l.data * l.context);
   const auto shared = [&](int64_t from, double bytes) {
@@ -35,7 +36,7 @@ GpuMemory stage_memory(const StepWorkload& step, const ParallelLayout& l,
   m.gradients = shared(2, own * software.gradient_bytes);
   m.optimizer = shared(1, own * ((step.has_master() ? 4 : 0) + step.state_bytes));
 
-  // A gathered layer, the next one, and the gradient of one.
+  // ZeRO 3 gathers a layer and the next layer, and keeps the gradient of one layer.
   if (stage == 3 && group > 1) m.gathered = layer * (2 * e + software.exchange_bytes);
   if (stage == 2 && group > 1) m.gathered = layer * software.exchange_bytes;
 
@@ -74,7 +75,7 @@ double layer_activations(const StepWorkload& step, const ParallelLayout& l,
   const double input = step.dtype == MatmulDtype::fp8 ? 1 : e;
   const bool is_fused = software.attention != "unfused";
 
-  // Inputs of norms, their outputs, and a byte for each element of a dropout mask.
+  // Count the inputs and outputs of norms, and a byte for each element of a dropout mask.
   const double sequence_share = software.sequence_parallel ? tensor : 1;
   if (recompute == Recompute::full) return tokens * e * c / sequence_share;
   const bool is_selective = recompute == Recompute::selective;
@@ -83,14 +84,14 @@ double layer_activations(const StepWorkload& step, const ParallelLayout& l,
   const double residual =
       tokens * (2 * e * c + normed + (software.dropout ? 2 * c : 0)) / sequence_share;
 
-  // Q, K, V, the output of attention, and the feed-forward part before and after its activation.
-  // Attention and the layer after it share one copy of attention's output, unless they keep it in
-  // different dtypes.
+  // Count Q, K, V, the output of attention, and the feed-forward part before and after its
+  // activation. Attention and the layer after it share one copy of attention's output, unless they
+  // keep it in different dtypes.
   const double products = queries + 2 * keys + (s.gated ? 2 : 1) * hidden;
   const double attended = queries * (input < e ? e + input : e);
   const double inner = attended + (keeps_half ? e * products / 2 : e * products + input * hidden);
 
-  // Softmax, its dropout mask and its output: 5 a s / h of Korthikanti et al.
+  // Count softmax, its dropout mask and its output: 5 a s / h of Korthikanti et al.
   const double scores = is_fused || is_selective
                             ? 0
                             : tokens * as_double(s.sequence) * as_double(s.heads) *
@@ -107,7 +108,7 @@ GpuMemory gpu_memory(const StepWorkload& step, const ParallelLayout& l, const Gp
   const double micro_batches = as_double(l.micro_batches(step.global_batch));
   const LayersPerStage layers = stage_layers(s.layers, l);
 
-  // The first stage has the most micro-batches in progress, the last one has the logits.
+  // The first stage has the most micro-batches in progress. The last stage has the logits.
   const double stages = as_double(l.pipeline), v = as_double(l.virtual_stages);
   const double warm_up = l.virtual_stages > 1 ? 1 + (stages - 1) / (stages * v) : 1;
   const double in_flight = std::min(micro_batches, stages * warm_up);

@@ -18,8 +18,8 @@ std::vector<int64_t> divisors(int64_t n) {
   return low;
 }
 
-/// The degrees of data, tensor, context and pipeline parallelism. Of all layouts with the same
-/// degrees, the results show one.
+/// The degrees of data, tensor, context and pipeline parallelism. If several layouts have the same
+/// degrees, the results show one of these layouts.
 using Division = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
 Division division_of(const ParallelLayout& l) { return {l.data, l.tensor, l.context, l.pipeline}; }
@@ -86,8 +86,7 @@ void Search::try_layout(const ParallelLayout& layout) {
 }
 
 void Search::try_division(ParallelLayout layout) {
-  // If the degrees themselves have a fault, all layouts with these degrees have the same one, so
-  // try only one of them.
+  // A fault of the degrees applies to all layouts with these degrees, so try only one of them.
   layout.micro_batch = micro_batches(layout).front();
   const std::vector<int64_t> parts = virtual_stages(layout);
   layout.virtual_stages = parts.front();
@@ -105,7 +104,7 @@ void Search::try_division(ParallelLayout layout) {
           layout.virtual_stages = v;
           layout.recompute = mode;
           layout.shard = shard;
-          // ZeRO shards among data x context GPUs. With one of them there is nothing to shard.
+          // ZeRO shards among data x context GPUs. If this product is 1, there is nothing to shard.
           const bool is_same = layout.data * layout.context == 1 && shard > 0 && !request_.shard;
           if (request_.admits(layout) && !is_same) try_layout(layout);
         }

@@ -9,8 +9,8 @@
 
 namespace lathe {
 
-/// This process's pipeline stage. A stage begins the next batch without waiting for the result of
-/// the previous one. If stages have several parts, a pass runs all of them.
+/// Runs this process's pipeline stage. A stage begins the next batch without waiting for the result
+/// of the previous batch. If stages have several parts, a pass runs all parts.
 class ForwardPasses::Stage final : public PipelineStage {
  public:
   explicit Stage(const StageParameters& stage) : link_(stage) {}
@@ -62,7 +62,7 @@ ForwardPasses::~ForwardPasses() {
   try {
     if (stage_) stage_->finish();
     if (shards_ != nullptr) shards_->end_step();
-  } catch (const std::exception&) {  // a pass failed, and its own error is being thrown
+  } catch (const std::exception&) {  // a pass failed, and the error of the pass is being thrown
   }
 }
 

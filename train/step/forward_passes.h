@@ -1,5 +1,5 @@
-// Forward passes without an autograd graph, for example in an evaluation, of a model that may be
-// divided among several processes.
+// Declares ForwardPasses, for forward passes without an autograd graph, such as those of an
+// evaluation. The model may be divided among several processes.
 #pragma once
 
 #include <memory>
@@ -8,11 +8,11 @@
 
 namespace lathe {
 
-/// While alive, the model can run forward passes without a graph. All processes must run the same
-/// number of passes. Blocks that dist.shard divides are gathered when they run. With dist.pipeline,
-/// mode().stage is set: a pass runs the blocks of this process's stage and, unless the stage is the
-/// last one, throws PipelineStage::ForwardIsDone. The last stage gets the results that a single
-/// process would get.
+/// Lets the model run forward passes without a graph until destroyed. All processes must run the
+/// same number of passes. Blocks that dist.shard divides are gathered when they run. With
+/// dist.pipeline, mode().stage is set: a pass runs the blocks of this process's stage and, unless
+/// the stage is the last one, throws PipelineStage::ForwardIsDone. The last stage gets the results
+/// that a single process would get.
 class ForwardPasses {
  public:
   explicit ForwardPasses(const Session& session);

@@ -24,18 +24,18 @@ namespace {
 
 using Wait = std::function<void()>;
 
-/// Largest number of sent gradients that the previous stage may not have received yet when another
-/// one is sent.
+/// Largest number of sent gradients that the previous stage may not have received yet when this
+/// stage sends another gradient.
 constexpr size_t most_unreceived_gradients = 1;
 
-/// A micro-batch between its forward and its backward pass.
+/// Holds the data of a micro-batch between its forward and its backward pass.
 struct InFlight {
   Variable input{};   ///< input of the stage's first block, a leaf; undefined on the first stage
   Variable output{};  ///< output of the stage's last block, or the loss
-  Wait sent{};        ///< waits until the output has left
+  Wait sent{};        ///< waits until the output has been sent
 };
 
-/// This process's side of the pipeline.
+/// Runs this process's stage of the pipeline.
 class Stage final : public PipelineStage {
  public:
   Stage(Session& s, const StageStep& step)
@@ -122,12 +122,12 @@ class Stage final : public PipelineStage {
 
   void send_gradient(const at::Tensor& dx) {
     // The wait is short: the previous stage alternates between forward and backward passes as this
-    // one does, so it receives a gradient soon after it was sent.
+    // stage does, so it receives a gradient soon after this stage has sent it.
     wait_for_gradients(most_unreceived_gradients);
     gradients_.push_back(link_.send_gradient(dx));
   }
 
-  /// Waits until at most `most` sent gradients were not received yet.
+  /// Waits until the previous stage has received all but at most `most` of the sent gradients.
   void wait_for_gradients(size_t most) {
     world().guarded([&] {
       for (; gradients_.size() > most; gradients_.pop_front()) gradients_.front()();
@@ -137,10 +137,12 @@ class Stage final : public PipelineStage {
   Session& s_;
   const StageStep& step_;
   StageLink link_;
-  int part_ = 0;                                 // of the current forward pass
+  int part_ = 0;                                 // index of the part in the current forward pass
   std::optional<InFlight> now_;                  // the micro-batch of the current forward pass
-  std::vector<std::deque<InFlight>> in_flight_;  // by part
-  std::map<int64_t, Batch> batches_;  // by micro-batch, until the last part has used them
+  std::vector<std::deque<InFlight>> in_flight_;  // micro-batches between forward and backward pass,
+                                                 // for each part
+  std::map<int64_t, Batch> batches_;  // micro-batches by number; kept until the last part has used
+                                      // them
   std::deque<Wait> gradients_;
   std::vector<at::Tensor> losses_;
 };

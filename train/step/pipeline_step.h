@@ -1,6 +1,7 @@
-// Runs the micro-batches of a step on one stage of a pipeline (dist.pipeline). In forward passes, a
-// stage receives the activations of the previous stage, runs its blocks, and sends the result to
-// the next stage. In backward passes, gradients are sent in the other direction.
+// Declares functions that run the micro-batches of a step on one stage of a pipeline
+// (dist.pipeline). In forward passes, a stage receives the activations of the previous stage, runs
+// its blocks, and sends the result to the next stage. In backward passes, gradients are sent in the
+// other direction.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace lathe {
 
-/// One pass of a micro-batch through a part of a stage. Micro-batches and parts are counted from 0.
+/// Describes a pass of a micro-batch through a part of a stage. Micro-batches and parts are counted
+/// from 0.
 struct StagePass {
   int64_t micro_batch = 0;
   bool is_backward = false;
@@ -25,24 +27,25 @@ struct StagePass {
 /// Narayanan et al. 2019, "PipeDream"). With one part per stage, stage s of S keeps activations of
 /// at most S - s micro-batches. With several parts, a group of S micro-batches passes through all
 /// parts before the next group begins (the interleaved schedule, Narayanan et al. 2021, section
-/// 2.2.2), and S must divide `micro_batches`. The forward passes of a part run in the order of
-/// micro-batches, and so do its backward passes.
+/// 2.2.2). S must then divide `micro_batches`. The forward passes of a part run in the order of
+/// micro-batches, and so do the part's backward passes.
 std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t micro_batches);
 
-/// The parameters of run_stage().
+/// Holds the parameters of run_stage().
 struct StageStep {
   const std::function<Batch()>& next;  ///< returns the micro-batches in their order
-  int64_t step = 0;                    ///< from 0
+  int64_t step = 0;                    ///< number of the step, counted from 0
   double divisor = 1;                  ///< the number of targets in the step
   BatchPlan plan;
-  /// Is called for the backward pass of micro-batch `n` through a part; must call `backward` once.
+  /// Function that is called for the backward pass of micro-batch `n` through a part. It must call
+  /// `backward` once.
   std::function<void(int64_t n, int part, const std::function<void()>& backward)> around_backward;
 };
 
 /// Runs the passes of a step's micro-batches on this stage, and adds to the gradients of the
-/// stage's parameters. Returns the losses, which are the same on all stages, and adds the seconds
-/// of waiting for other stages to `waited`. Throws Exit::usage if the model does not run its blocks
-/// exactly once in each forward pass.
+/// stage's parameters. Returns the losses, which are the same on all stages. Adds the seconds for
+/// which this stage waited for other stages to `waited`. Throws Exit::usage if the model does not
+/// run its blocks exactly once in each forward pass.
 std::vector<at::Tensor> run_stage(Session& session, const StageStep& step, double& waited);
 
 }  // namespace lathe

@@ -16,12 +16,12 @@ namespace lathe {
 namespace {
 
 /// Calls f(rank, n) for all micro-batches of a step, in their order. `n` is the index of the
-/// micro-batch among those of its rank.
+/// micro-batch among the micro-batches of the rank.
 template <class F>
 void each_micro_batch(const BatchPlan& plan, F&& f) {
   const int ranks = world().data().size;
   for (int64_t i = 0; i < ranks * plan.count; ++i) {
-    // Either ranks take turns, or each rank computes consecutive micro-batches.
+    // With a stride, ranks take turns. Otherwise, each rank computes consecutive micro-batches.
     if (plan.stride > 1)
       f(i % ranks, i / ranks);
     else
@@ -43,14 +43,14 @@ void DeferRunningStatistics::apply() {
     return;
   }
 
-  // [ranks, elements]: each rank recorded the same layers, in the same order, for each of its
-  // micro-batches.
+  // The shape is [ranks, elements]. Each rank recorded the same layers in the same order for each
+  // of its micro-batches.
   std::vector<at::Tensor> mine;
   for (const RunningStatistic& s : recorded_) mine.push_back(s.value.reshape({-1}));
   const at::Tensor all = world().gather_over_data(at::cat(mine).unsqueeze(0));
 
   const auto layers = std::ssize(recorded_) / plan_.count;
-  const int64_t elements = all.size(1) / plan_.count;  // of a micro-batch
+  const int64_t elements = all.size(1) / plan_.count;  // number of elements of a micro-batch
   each_micro_batch(plan_, [&](int64_t rank, int64_t n) {
     int64_t offset = n * elements;
     for (int64_t layer = n * layers; layer < (n + 1) * layers; ++layer) {

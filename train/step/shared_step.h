@@ -1,5 +1,5 @@
-// Values other than gradients that the processes of a run exchange in a step: running statistics,
-// losses and fp8 maxima. In a run on one process, these functions exchange nothing.
+// Exchanges values other than gradients between the processes of a run in a step: running
+// statistics, losses and fp8 maxima. If the run has one process, these functions exchange nothing.
 #pragma once
 
 #include <vector>
@@ -10,14 +10,15 @@
 
 namespace lathe {
 
-/// While alive, layers with running statistics, such as batch norm, record the statistics of their
-/// batches. apply() then updates the running statistics in the order of the step's micro-batches,
-/// those of other processes included.
+/// Lets layers with running statistics, such as batch norm, record the statistics of their batches
+/// until destroyed. apply() then updates the running statistics in the order of the step's
+/// micro-batches, including those of other processes.
 class DeferRunningStatistics : public ModeGuard {
  public:
   /// `plan`: which of the step's micro-batches this process computes.
   explicit DeferRunningStatistics(const BatchPlan& plan);
-  /// A collective, to be called once all micro-batches of this process are done.
+  /// Updates the running statistics. Call it once all micro-batches of this process are done. A
+  /// collective.
   void apply();
 
  private:
@@ -26,8 +27,8 @@ class DeferRunningStatistics : public ModeGuard {
 };
 
 /// Returns the sum of the losses of all micro-batches, in the order of core/tree_sum.h, or one
-/// after another if plan.in_sequence. `losses`: those of this process, each float32 []. A
-/// collective.
+/// after another if plan.in_sequence is true. `losses`: the losses of this process's micro-batches,
+/// each float32 []. A collective.
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses, const BatchPlan& plan);
 
 /// Replaces the largest values (amax) of fp8 layers in this step by the maxima over all processes.

@@ -28,7 +28,7 @@ void check_stages(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const auto refuse = [&](const char* what, const char* key) {
     fail(Exit::usage, origin_of(loaded, "dist.pipeline"), ": dist.pipeline = ", c.dist.pipeline,
-         " does not support ", what, " yet; set it to 1, or change ", key);
+         " does not support ", what, " yet; set dist.pipeline to 1, or change ", key);
   };
   if (c.memory.update_in_backward)
     refuse("updates in the backward pass", "memory.update_in_backward");
@@ -36,8 +36,9 @@ void check_stages(const LoadedConfig& loaded) {
   if (c.memory.offloads("activations")) refuse("activations on disk", "memory.offload");
 }
 
-/// Throws Exit::usage if stages with several parts (dist.virtual_stages) do not support other keys
-/// of the config, or the number of micro-batches of each of `groups` groups of processes.
+/// Throws Exit::usage if other keys of the config or the number of micro-batches are not supported
+/// by stages with several parts (dist.virtual_stages). `groups` groups of processes divide the
+/// micro-batches.
 void check_virtual_stages(const LoadedConfig& loaded, int64_t groups) {
   const RunConfig& c = loaded.config;
   const int64_t own = c.train.grad_accum / groups;
@@ -46,7 +47,9 @@ void check_virtual_stages(const LoadedConfig& loaded, int64_t groups) {
          ": dist.virtual_stages = ", c.dist.virtual_stages, " ", why...);
   };
   if (c.dist.pipeline == 1)
-    refuse("needs dist.pipeline of at least 2; set that, or dist.virtual_stages to 1");
+    refuse(
+        "needs dist.pipeline of at least 2; set dist.pipeline to 2 or more, or dist.virtual_stages "
+        "to 1");
   if (c.dist.shard == "gradients" || c.dist.shard == "parameters") {
     refuse("does not support dist.shard = \"", c.dist.shard,
            "\" yet; set dist.shard to \"optimizer\", or dist.virtual_stages to 1");
@@ -57,7 +60,7 @@ void check_virtual_stages(const LoadedConfig& loaded, int64_t groups) {
   }
 }
 
-/// Throws the Exit::usage error for `all` processes, which the size of a replica does not divide.
+/// Throws Exit::usage because the size of a replica does not divide the number `all` of processes.
 void refuse_grid(const LoadedConfig& loaded, const GridSizes& sizes, int64_t all) {
   const int64_t replica = sizes.replica();
   std::string key, product;  // the first key above 1, and the product of all such keys
@@ -72,12 +75,13 @@ void refuse_grid(const LoadedConfig& loaded, const GridSizes& sizes, int64_t all
        all, " processes; start a multiple of ", replica, ", or change ", key);
 }
 
-/// Returns, for an error message, values of train.grad_accum and train.batch_size that divide the
-/// same global batch, with as few additional micro-batches as possible; "" if there are none.
+/// Returns text for an error message that names values of train.grad_accum and train.batch_size.
+/// These divide the same global batch, with as few additional micro-batches as possible. Returns ""
+/// if there are no such values.
 std::string same_global_batch(const TrainConfig& c, int64_t processes) {
   const int64_t global = c.grad_accum * c.batch_size;
   const int64_t first = (c.grad_accum + processes - 1) / processes * processes,
-                last = std::min(global, first + 1'000'000 * processes);  // a second at most
+                last = std::min(global, first + 1'000'000 * processes);  // takes a second at most
   for (int64_t accum = first; accum <= last; accum += processes) {
     if (global % accum == 0) {
       return str(", or set train.grad_accum = ", accum, " and train.batch_size = ", global / accum,
@@ -112,13 +116,14 @@ void check_process_count(const LoadedConfig& loaded, int64_t all) {
   if (c.sum_order == "sequence" && (processes > 1 || sizes.context > 1)) {
     fail(Exit::usage, origin_of(loaded, "train.sum_order"),
          ": train.sum_order = \"sequence\" adds the gradients of all micro-batches of a step one "
-         "after another, which only a single process can do; leave it out, or start one process");
+         "after another, which only a single process can do; leave train.sum_order out, or start "
+         "one process");
   }
   if (loaded.config.memory.update_in_backward && c.grad_accum != processes) {
     fail(Exit::usage, origin_of(loaded, "memory.update_in_backward"),
          ": memory.update_in_backward needs one micro-batch of a step per ",
          processes > 1 ? "group of processes" : "process",
-         ", since sums of gradients stay between "
+         ", since accumulated gradients stay between "
          "micro-batches; set train.grad_accum = ",
          processes, ", not ", c.grad_accum, ", or leave memory.update_in_backward out");
   }
@@ -133,7 +138,7 @@ void check_process_count(const LoadedConfig& loaded, int64_t all) {
   }
 
   fail(Exit::usage, origin_of(loaded, "train.grad_accum"), ": the ", c.grad_accum,
-       " micro-batches of a step (train.grad_accum) can't be shared out equally among ", processes,
+       " micro-batches of a step (train.grad_accum) can't be divided equally among ", processes,
        replica > 1 ? str(" groups of ", replica) : "", " processes; start ", alternatives(counts),
        same_global_batch(c, processes));
 }
@@ -143,7 +148,8 @@ void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes) {
   const int64_t ranks = replica_of(c, processes).tensor;
   if (processes > 1 && c.dist.sequence_parallel && c.dist.tensor == 1) {
     fail(Exit::usage, origin_of(loaded, "dist.sequence_parallel"),
-         ": dist.sequence_parallel = true needs dist.tensor of at least 2; set that, or leave "
+         ": dist.sequence_parallel = true needs dist.tensor of at least 2; set dist.tensor, or "
+         "leave "
          "dist.sequence_parallel out");
   }
   if (ranks == 1) return;
@@ -154,19 +160,22 @@ void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes) {
   const std::vector<LayerCut> rules = layer_cuts_of(c);
   if (rules.empty()) {
     refuse("needs a model kind with rules for cutting its layers, such as gpt or llama, not \"",
-           c.model.kind, "\"; set it to 1");
+           c.model.kind, "\"; set dist.tensor to 1");
   }
   for (const LayerCut& rule : rules) {
     if (rule.units % ranks != 0)
-      refuse("does not divide the ", rule.units, " ", rule.unit, "; change one of them");
+      refuse("does not divide the ", rule.units, " ", rule.unit,
+             "; change dist.tensor or the model");
   }
 
   if (c.memory.offloads("parameters")) {
-    refuse("does not support parameters on disk yet; set it to 1, or remove \"parameters\" from ",
-           "memory.offload");
+    refuse(
+        "does not support parameters on disk yet; set dist.tensor to 1, or remove \"parameters\" "
+        "from ",
+        "memory.offload");
   }
   if (c.memory.update_in_backward) {
-    refuse("does not support updates in the backward pass yet; set it to 1, or leave ",
+    refuse("does not support updates in the backward pass yet; set dist.tensor to 1, or leave ",
            "memory.update_in_backward out");
   }
 }

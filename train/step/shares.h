@@ -1,4 +1,5 @@
-// Divides a step among the processes of a run, and identifies the code that they run.
+// Declares functions that divide a step among the processes of a run, and identify the code that
+// the processes run.
 #pragma once
 
 #include <string>
@@ -8,30 +9,30 @@
 
 namespace lathe {
 
-/// Throws Exit::usage unless the size of a replica (replica_of()) divides `processes` and the
+/// Throws Exit::usage unless the size of a replica (replica_of()) divides `processes`, and the
 /// quotient, the number of data ranks, divides train.grad_accum. The error names numbers of
 /// processes that work and, if there are any, values of keys that keep the global batch. Also
-/// throws for train.sum_order = "sequence" with several data ranks or dist.context above 1, and for
-/// keys that dist.pipeline, dist.context or dist.virtual_stages excludes.
+/// throws for train.sum_order = "sequence" with several data ranks or with dist.context above 1,
+/// and for keys that dist.pipeline, dist.context or dist.virtual_stages excludes.
 void check_process_count(const LoadedConfig& loaded, int64_t processes);
 
-/// Throws Exit::usage if the processes can't divide the layers of this model (dist.tensor): if the
-/// model kind has no rules for cutting layers, if dist.tensor does not divide the units that the
-/// rules cut, such as heads, or if other keys exclude dist.tensor. Also throws for
-/// dist.sequence_parallel with dist.tensor = 1. Does nothing for a single process, which ignores
-/// both keys. Call it after resolve_init_from() and resolve_adapter_base(), which set the keys of
-/// [model].
+/// Throws Exit::usage if the processes can't divide the layers of this model (dist.tensor). The
+/// reason may be that the model kind has no rules for cutting layers, that dist.tensor does not
+/// divide the units that the rules cut, such as heads, or that other keys exclude dist.tensor. Also
+/// throws for dist.sequence_parallel with dist.tensor = 1. Does nothing in a single process, which
+/// ignores dist.tensor and dist.sequence_parallel. Call it after resolve_init_from() and
+/// resolve_adapter_base(), which set the keys of [model].
 void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes);
 
 /// Returns the sizes of the grid of processes that compute a micro-batch together: dist.pipeline,
-/// dist.context and dist.tensor, or 1 for each of them in a single process.
+/// dist.context and dist.tensor. In a single process, each size is 1.
 GridSizes replica_of(const RunConfig& config, int64_t processes);
 /// Returns whether `processes` processes can divide the micro-batches of a step equally.
 bool can_divide_micro_batches(const RunConfig& config, int64_t processes);
 
-/// Returns the checksum of the file of Lathe's library, by which processes detect that they run
-/// different builds. Returns "unknown" if the system does not name the file. Throws Exit::io if the
-/// file can't be read.
+/// Returns the checksum of the file of Lathe's library. Processes compare it to detect that they
+/// run different builds. Returns "unknown" if the system does not name the file. Throws Exit::io if
+/// the file can't be read.
 std::string library_checksum();
 
 }  // namespace lathe

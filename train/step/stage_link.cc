@@ -35,7 +35,7 @@ StageLink::StageLink(const StageParameters& stage) : stage_(stage), place_(world
 
 std::pair<size_t, size_t> StageLink::blocks(int part, size_t n) const {
   LATHE_CHECK(stage_.all_blocks() == static_cast<int64_t>(n), "dist.pipeline: the model runs ", n,
-              " blocks, but its parameters are in ", stage_.all_blocks());
+              " blocks, but the number of blocks with parameters is ", stage_.all_blocks());
   const ElementRange own = stage_.blocks(part);
   return {own.begin, own.end};
 }
@@ -63,8 +63,8 @@ at::Tensor StageLink::receive_activations(const at::Tensor& x) {
   TensorForm form;
   if (DryWorld* const dry = world().dry()) {
     // A dry run begins with the first stage, before any other stage has recorded what it sends. For
-    // the next part of the first stage, assume an input of the same form as the tensor that the
-    // stage sent last.
+    // the next part of the first stage, assume that the input has the same form as the tensor that
+    // the first stage sent last.
     form = place_.rank == 0 ? dry->sent.back() : dry->received.at(dry->received_count++);
   } else {
     const int64_t* const fields = header.const_data_ptr<int64_t>();

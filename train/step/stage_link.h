@@ -1,4 +1,5 @@
-// Sends activations and gradients between the stages of a pipeline (dist.pipeline).
+// Declares StageLink, which sends activations and gradients between the stages of a pipeline
+// (dist.pipeline).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,21 +13,22 @@
 
 namespace lathe {
 
-/// The connections of this process's stage to the stages before and after it. With several parts
-/// (dist.virtual_stages), the last stage sends to the first one, which has the next part. With two
-/// stages, each one is both before and after the other, so a schedule must receive in the order in
-/// which the other stage sends. Parts of a stage are counted from 0.
+/// Connects this process's stage with the stages before and after it. With several parts
+/// (dist.virtual_stages), the last stage sends to the first stage, which has the next part. With
+/// two stages, each stage is both before and after the other, so a schedule must receive in the
+/// order in which the other stage sends. Parts of a stage are counted from 0.
 class StageLink {
  public:
   /// `stage` must outlive this object.
   explicit StageLink(const StageParameters& stage);
 
   int parts() const { return stage_.parts(); }
-  /// Returns whether a part of this stage has the first, or the last, block of the model.
+  /// Returns whether a part of this stage has the first block of the model. is_last() returns
+  /// whether the part has the last block.
   bool is_first(int part) const { return place_.rank == 0 && part == 0; }
   bool is_last(int part) const { return place_.rank + 1 == place_.size && part + 1 == parts(); }
-  /// Returns which of a model's `n` blocks a part has: [first, end). Throws Exit::internal if the
-  /// stages together do not have exactly `n` blocks.
+  /// Returns the range [first, end) of a model's `n` blocks that a part has. Throws Exit::internal
+  /// if the stages together do not have exactly `n` blocks.
   std::pair<size_t, size_t> blocks(int part, size_t n) const;
   /// Returns the total time in seconds that calls of the receive functions have taken so far.
   double waited() const { return waited_; }

@@ -37,7 +37,7 @@ BatchPlan batch_plan(const RunConfig& config) {
   const int64_t all = config.train.grad_accum;
   const Share share = world().share(all);
   // If gradients are exchanged after every micro-batch, they are first added up over the ranks.
-  // Ranks then take turns, so that the micro-batches which are added up together are neighbors in
+  // Ranks then take turns, so that the micro-batches that are added up together are neighbors in
   // the order of core/tree_sum.h.
   if (exchanges_every_micro_batch(world(), config.dist.shard))
     return {.per_step = all,
@@ -68,8 +68,9 @@ StepResult run_step(Session& s, Loader& loader, int64_t step, bool keep_gradient
 
 namespace {
 
-/// Collects the gradients of a step while its micro-batches run. The sums are on the parameters or,
-/// with dist.shard, in tensors of the elements that this process owns.
+/// Collects the gradients of a step while its micro-batches run. The sums are stored as the
+/// parameters' gradients. With dist.shard, they are stored in tensors of the elements that this
+/// process owns.
 class StepGradients {
  public:
   StepGradients(Session& s, const BatchPlan& plan)
@@ -80,7 +81,7 @@ class StepGradients {
         own_(s.divides_state() ? s.local_params().size() : 0) {}
 
   /// Prepares for the backward pass of the n-th micro-batch of this process. A stage of a pipeline
-  /// has one backward pass for each of its parts; that of part 0 comes last.
+  /// has one backward pass for each of its parts, and the backward pass of part 0 comes last.
   void begin(int64_t n, int part = 0) {
     const auto runs_now = [&](size_t i) { return !s_.stage || s_.stage->part_of_local(i) == part; };
     // If gradients are exchanged after every micro-batch, the parameters hold no gradients of
@@ -101,7 +102,8 @@ class StepGradients {
     }
   }
 
-  /// Ends the backward pass that begin() prepared for. Returns the seconds of waiting for others.
+  /// Ends the backward pass that begin() prepared for. Returns the seconds for which it waited for
+  /// other processes.
   double end() {
     if (!exchange_) return 0;
     const auto begin = Clock::now();
@@ -113,8 +115,8 @@ class StepGradients {
     return seconds_since(begin);
   }
 
-  /// Returns the sums of the elements that this process owns, for StepOptions::own_gradients; empty
-  /// if all sums are on the parameters.
+  /// Returns the sums of the elements that this process owns, for StepOptions::own_gradients.
+  /// Returns an empty vector if all sums are stored as the parameters' gradients.
   std::vector<at::Tensor> take_own() {
     std::vector<at::Tensor> sums;
     for (TreeSum<at::Tensor>& own : own_) sums.push_back(own.finish(add_gradients));
@@ -137,7 +139,8 @@ class StepGradients {
 
 /// Runs the forward and backward passes of this process's micro-batches, and exchanges their
 /// results, so that gradients and running statistics are those of the complete step. Returns the
-/// loss of the step, and adds the seconds of waiting to `waited`.
+/// loss of the step. Adds the seconds for which this process waited for other processes to
+/// `waited`.
 at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int64_t step,
                              double divisor, StepGradients& gradients, double& waited) {
   const BatchPlan plan = batch_plan(s.config);
@@ -181,8 +184,8 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
   return sum_of_losses(losses, plan);
 }
 
-/// Gathers the sums of all data ranks' elements, and sets them as the gradients of the parameters
-/// that this stage updates. `own` is StepOptions::own_gradients.
+/// Gathers the gradient sums of all data ranks' elements, and sets them as the gradients of the
+/// parameters that this stage updates. `own` is StepOptions::own_gradients.
 void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
   const std::span<const NamedParameter> params = s.local_params();
   const auto own_of = [&](size_t i) { return own[s.index_of_local(i)]; };
@@ -202,8 +205,8 @@ void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
   }
 }
 
-/// Exchanges the updated parameters, so that each process has the new values of all parameters that
-/// it keeps in full.
+/// Exchanges the updated parameters, so that each process gets the new values of all parameters
+/// that it keeps in full.
 void publish_update(Session& s) {
   if (s.shards) {
     s.shards->publish_update();
@@ -241,12 +244,12 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   if (s.before_update) s.before_update();
   s.optimizer.step(r.lr, options);
 
-  // Reading the decision to skip an update would synchronize a GPU, so on a GPU the parameters are
-  // always published, even if they did not change.
+  // On a GPU, always publish the parameters, even if they did not change, since reading the
+  // decision to skip an update would synchronize the GPU.
   const bool is_updated = s.device.is_cuda() || s.optimizer.control().skip == 0;
   if (is_updated) publish_update(s);
-  // `lathe replay` repeats a failed step with the same scales, so they must not advance after it.
-  // On a GPU, reading the failed step would wait for the GPU.
+  // `lathe replay` repeats a failed step with the same scales, so the scales must not advance after
+  // a failed step. On a GPU, reading the failed step would wait for the GPU.
   const bool has_failed = !s.device.is_cuda() && s.optimizer.control().failed_step != 0;
   if (!has_failed) advance_fp8(s.params);
 }
@@ -263,7 +266,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
 
   r.targets = targets;
-  // Without any target, every sum is 0, so 1 serves as the divisor.
+  // If the step has no targets, every sum is 0, so 1 serves as the divisor.
   const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));
   if (s.config.memory.update_in_backward) {
     if (s.before_update) s.before_update();

@@ -25,8 +25,8 @@ at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, doubl
   StepOptions options{.step = step};
   optimizer.begin_stages();
 
-  // Runs forward and backward, uses each gradient as soon as it is complete, and returns the loss
-  // of the step.
+  // Runs the forward and the backward pass, calls `use` for each gradient as soon as it is
+  // complete, and returns the loss of the step.
   const auto run = [&](const std::function<void(size_t)>& use) {
     world().note(step + 1, RankPhase::forward);
     GradientExchange exchange(world(), s.params, *s.layout, GradientExchange::Result::all,
@@ -46,8 +46,8 @@ at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, doubl
 
   const OptimConfig& c = s.config.optim;
   if (c.grad_clip > 0 && c.grad_clip_by == "norm") {
-    // Mark this pass as a recomputation, so that it updates no running statistics. It draws the
-    // same random numbers as the second pass.
+    // Mark this pass as a recomputation, so that it updates no running statistics. This pass draws
+    // the same random numbers as the second pass.
     const ModeGuard guard;
     mode().is_recomputing = true;
     options.loss = run([&](size_t i) { optimizer.sum_gradient(i); });

@@ -1,4 +1,4 @@
-// A step that updates each parameter during backward (memory.update_in_backward).
+// Declares a step that updates each parameter during the backward pass (memory.update_in_backward).
 #pragma once
 
 #include "data/data.h"
@@ -8,17 +8,19 @@ namespace lathe {
 
 /// Runs the forward and the backward pass of one micro-batch. Updates each parameter as soon as its
 /// gradient is complete, then frees the gradient (Lv et al. 2023, "Full parameter fine-tuning for
-/// large language models with limited resources"). The result has the bits of a step that keeps all
-/// gradients. If gradients are clipped by their norm, both passes run twice, first to compute the
-/// norm.
+/// large language models with limited resources"). The result is bitwise equal to that of a step
+/// that keeps all gradients. If gradients are clipped by their norm, both passes run twice, first
+/// to compute the norm.
 ///
-/// If there are several processes, each has one micro-batch of the step. Their gradients are
-/// exchanged during the backward pass, in buckets, and each process updates all parameters.
+/// If there are several processes, each process has one micro-batch of the step. The processes
+/// exchange their gradients during the backward pass, in buckets, and each process updates all
+/// parameters.
 ///
-/// `divisor` is the number by which the loss is divided, and `lr` the step's learning rate. Returns
-/// the loss of the step, float32 [], and adds the seconds of waiting for other processes to
-/// `waited`. If a gradient is not finite, its parameter is not updated, and Optimizer::control()
-/// names the step as failed. Requires complete parameters in each process, and no loss scale.
+/// `divisor` is the number by which the loss is divided, and `lr` is the step's learning rate.
+/// Returns the loss of the step, float32 []. Adds the seconds for which this process waited for
+/// other processes to `waited`. If a gradient is not finite, its parameter is not updated, and
+/// Optimizer::control() names the step as failed. Requires complete parameters in each process, and
+/// no loss scale.
 at::Tensor run_updating_step(Session& session, const Batch& batch, int64_t step, double divisor,
                              double lr, double& waited);
 

@@ -21,17 +21,18 @@ void copy_into(const CheckpointTensors& file, const std::string& name, const at:
                const TensorCut* cut = nullptr) {
   const TensorEntry& entry = file.at(name);
   to.copy_(own_tensor(entry, to.sizes(), cut, file.path()));
-  // Pages of the file that were read must not add up to a second copy in memory.
+  // Release the pages that were read, since they would add up to a second copy of the tensors in
+  // memory.
   file.release(entry);
   release_pages(to);
 }
 
-/// Returns the entry of a file of `folder` for the manifest.
+/// Returns the entry for the manifest of a file in `folder`.
 Json manifest_entry(const fs::path& folder, const std::string& name, const std::string& sum) {
   return {{"bytes", fs::file_size(folder / name)}, {"xxh3", sum}};
 }
 
-/// Makes the folder `temporary`, empty.
+/// Makes the folder `temporary`, which is empty afterwards.
 void make_new_folder(const fs::path& temporary) {
   make_folders(temporary.parent_path());
   remove_tree(temporary);
@@ -39,7 +40,8 @@ void make_new_folder(const fs::path& temporary) {
   fault_point("save: folder made");
 }
 
-/// Writes this process's tensors into `temporary`, and returns its files for the manifest.
+/// Writes this process's tensors into `temporary`. Returns the manifest's entries for the written
+/// files.
 Json write_tensors(const fs::path& temporary, const Snapshot& snapshot) {
   Json files = Json::object();
   const int ranks = snapshot.is_divided ? world().size() : 0;
@@ -54,7 +56,7 @@ Json write_tensors(const fs::path& temporary, const Snapshot& snapshot) {
   return files;
 }
 
-/// Throws Exit::io because this process does not see what another rank has written.
+/// Throws Exit::io because this process does not see a file that another rank has written.
 [[noreturn]] void fail_as_not_shared(const fs::path& path, int writer) {
   fail(Exit::io, path.string(), ", which rank ", writer, " has written, is missing on ",
        host_name(), "; give train.out_dir a folder that all processes share");
@@ -70,7 +72,7 @@ void check_visible(const fs::path& temporary, const Json& files, int writer) {
 }
 
 /// Writes the other files of the checkpoint into `temporary`, whose tensor files are `files`. Syncs
-/// all, and gives it the name `target`.
+/// all files, and renames the folder to `target`.
 void complete_folder(const fs::path& temporary, const fs::path& target, const RunState& state,
                      const Snapshot& snapshot, Json files,
                      const std::vector<TensorEntry>& batches) {
@@ -95,8 +97,8 @@ void complete_folder(const fs::path& temporary, const fs::path& target, const Ru
 }
 
 /// Runs `work` on every rank, and returns the results of all ranks. If `work` throws on a rank,
-/// throws the same error on that rank, and Exit::io on the others. Unless `is_divided`, runs `work`
-/// only on this process.
+/// throws the same error on that rank, and Exit::io on all other ranks. If `is_divided` is false,
+/// runs `work` only on this process.
 std::vector<std::string> on_all_ranks(bool is_divided, const std::function<std::string()>& work) {
   if (!is_divided) return {work()};
   std::string text;
@@ -121,7 +123,8 @@ std::vector<std::string> on_all_ranks(bool is_divided, const std::function<std::
   return texts;
 }
 
-/// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
+/// Writes the files of a checkpoint into `temporary`, syncs all files, and renames the folder to
+/// `target`.
 void write_files(const fs::path& temporary, const fs::path& target, const RunState& state,
                  const Snapshot& snapshot, const std::vector<TensorEntry>& batches) {
   fault_point("save: begun");
@@ -153,7 +156,8 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
 void remove_unfinished(const fs::path& temporary) {
   try {
     remove_tree(temporary);
-  } catch (const FileError&) {  // the next start removes it; the first error is the one to report
+  } catch (const FileError&) {  // the next start removes the folder; the caller reports the first
+                                // error
   }
 }
 
@@ -163,7 +167,7 @@ at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const f
   const auto dtype = dtype_from_safetensors(entry.dtype);
   if (!dtype || at::IntArrayRef(entry.shape) != sizes) {
     fail(Exit::checkpoint, path.string(), ": tensor \"", entry.name, "\" is ", entry.dtype,
-         describe(at::IntArrayRef(entry.shape)), ", the model needs ", describe(sizes));
+         describe(at::IntArrayRef(entry.shape)), ", but the model needs ", describe(sizes));
   }
   return at::from_blob(const_cast<std::byte*>(entry.bytes.data()), entry.shape,
                        at::TensorOptions().dtype(*dtype));
@@ -187,8 +191,8 @@ void write_checkpoint(const fs::path& target, const RunState& state, const Snaps
     const auto space = fs::space(target.parent_path().parent_path(), unknown);
     std::string room;
     if (e.is_full()) room = str("; it takes a little over ", snapshot.bytes(), " bytes");
-    // If space() reports enough free bytes, do not print them: the disk may still be full, because
-    // of a quota, or because of the file system's block size and metadata.
+    // If space() reports enough free bytes, do not print their number: the disk may still be full
+    // because of a quota, or because of the file system's block size and metadata.
     const bool is_short = !unknown && space.available <= static_cast<uintmax_t>(snapshot.bytes());
     if (e.is_full() && is_short) room += str(", and ", space.available, " are free");
     throw FileError(e.code(), str("checkpoint ", name, " is not saved: ", e.cause(), room),
@@ -203,7 +207,8 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state,
                          const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          const Retention& keep, std::optional<at::ScalarType> dtype) {
   check_finite(parameters, state.step, dtype);
-  // Settle first, so that an error of the scratch file is not reported as one of the checkpoint.
+  // Settle first, so that an error of the scratch file is not reported as an error of the
+  // checkpoint.
   optimizer.settle_offload();
   return store_checkpoint(run, state, view_state(parameters, optimizer, dtype), keep);
 }
@@ -241,7 +246,8 @@ fs::path copy_complete(const fs::path& checkpoint, const fs::path& run, const Ru
   const auto entries_of = [&](const CheckpointTensors& file) {
     std::vector<TensorEntry> entries = file.tensors();
     for (TensorEntry& entry : entries) {
-      // A tensor is put together when it is written, so that only one is in memory at a time.
+      // A tensor is put together only when it is written, so that one tensor at a time is in
+      // memory.
       entry.stream = [&file, &before_tensor, name = entry.name](const auto& put) {
         before_tensor();
         const TensorEntry& whole = file.at(name);

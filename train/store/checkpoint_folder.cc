@@ -30,7 +30,7 @@ std::string replaced_name(const std::string& checkpoint) {
 }
 
 /// Returns the name of the checkpoint at a path, even if the path has the name that replaced_name()
-/// gives it; empty for other paths.
+/// gives to the checkpoint. Returns "" for other paths.
 std::string checkpoint_name_of(const fs::path& path) {
   std::string name = path.filename().string();
   if (const std::string before = replaced_name(""); name.starts_with(before))
@@ -40,7 +40,7 @@ std::string checkpoint_name_of(const fs::path& path) {
   return numbered ? name : "";
 }
 
-/// Returns whether a path is the only copy of its checkpoint, whose second save was interrupted.
+/// Returns whether a path holds the only copy of its checkpoint, whose second save was interrupted.
 bool is_only_copy(const fs::path& path) {
   const std::string name = checkpoint_name_of(path);
   return !name.empty() && path.filename() != name && !fs::exists(path.parent_path() / name);
@@ -55,8 +55,9 @@ bool is_intact(const fs::path& checkpoint) {
   }
 }
 
-/// Returns the step at the beginning of a checkpoint's state.json; nullopt if it does not begin as
-/// Lathe writes it. The complete file holds the tokenizer, which takes seconds to read.
+/// Returns the step at the beginning of a checkpoint's state.json; nullopt if the file does not
+/// begin as Lathe writes it. Reads only the beginning, since the complete file holds the tokenizer,
+/// which takes seconds to read.
 std::optional<int64_t> first_step(const fs::path& checkpoint) {
   std::error_code none;
   // Opening a pipe would wait for its other end.
@@ -145,7 +146,7 @@ void move_into_place(const fs::path& written, const fs::path& target) {
   try {
     rename_file(written, target);
   } catch (const FileError&) {
-    std::error_code unknown;  // if this fails too, restore_replaced() repeats it
+    std::error_code unknown;  // if this rename fails as well, restore_replaced() repeats it
     fs::rename(replaced, target, unknown);
     throw;
   }
@@ -164,7 +165,7 @@ std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Re
 
 namespace {
 
-/// Returns "files" of a checkpoint's manifest.
+/// Returns the value of "files" in a checkpoint's manifest.
 Json files_of_manifest(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "manifest.json";
   const std::string where = path.string();
@@ -173,14 +174,14 @@ Json files_of_manifest(const fs::path& checkpoint) {
   const auto format = json_get<std::string>(manifest, "format", where, Exit::checkpoint);
   if (format != checkpoint_format && format != divided_checkpoint_format) {
     fail(Exit::checkpoint, where, ": the format is \"", printable_line(format),
-         "\", and this build reads \"", checkpoint_format, "\" and \"", divided_checkpoint_format,
+         "\", but this build reads \"", checkpoint_format, "\" and \"", divided_checkpoint_format,
          "\"; use the version of lathe that wrote the checkpoint");
   }
   return json_get<Json>(manifest, "files", where, Exit::checkpoint);
 }
 
-/// Returns the number of processes among whose files the tensors are divided; 0 if a single file
-/// has all tensors.
+/// Returns the number of processes among whose files the tensors are divided. Returns 0 if a single
+/// file has all tensors.
 int ranks_of(const Json& files) {
   constexpr int most = 99'999;
   const std::string first = tensor_file_name(CheckpointPart::model, 0, most);
@@ -235,7 +236,7 @@ void verify_checkpoint(const fs::path& checkpoint) {
   const std::string where = (checkpoint / "manifest.json").string();
   const Json files = files_of_manifest(checkpoint);
 
-  // The progress bar shows bytes, so the sizes of all files come first.
+  // The progress bar shows bytes, so add up the sizes of all files first.
   uint64_t all = 0, done = 0;
   for (const Json& entry : files) {
     if (entry.is_object() && entry.contains("bytes") && entry["bytes"].is_number_unsigned())
@@ -243,7 +244,7 @@ void verify_checkpoint(const fs::path& checkpoint) {
   }
   ProgressBar bar("checking " + checkpoint.filename().string(), static_cast<double>(all));
 
-  // batches.safetensors is in replay bundles only. Files that the manifest does not list are
+  // Only replay bundles have batches.safetensors. Files that the manifest does not list are
   // ignored.
   std::vector<std::string> names = tensor_file_names(files, CheckpointPart::model);
   for (std::string& name : tensor_file_names(files, CheckpointPart::optimizer))
@@ -257,7 +258,7 @@ void verify_checkpoint(const fs::path& checkpoint) {
     const auto bytes = fs::file_size(file, error);
     if (error) fail(Exit::checkpoint, file.string(), " is missing");
 
-    // A wrong size is found without reading the file.
+    // Check the size first, since it shows damage without reading the file.
     const int64_t wanted = json_integer(entry, "bytes", 0, std::numeric_limits<int64_t>::max(),
                                         where, Exit::checkpoint);
     if (bytes != static_cast<uint64_t>(wanted))
@@ -290,30 +291,31 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
     }
   }
   fail(Exit::checkpoint, "no checkpoint of ", run.string(), " can be used (", reasons,
-       "); restore one, or start a new run in another --train.out_dir");
+       "); restore a checkpoint, or start a new run in another --train.out_dir");
 }
 
 fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
   fs::path path = without_trailing_slash(path_);
   if (kind_of(path) == PathKind::gguf)
     fail(Exit::checkpoint, path.string(),
-         " is a GGUF file; make a run of it with `lathe import`, and name that run");
+         " is a GGUF file; import the file with `lathe import`, and name the imported run");
   if (!fs::is_directory(path))
     fail(Exit::checkpoint, path.string(), " is neither a run nor a checkpoint folder");
   if (is_hugging_face(path))
     fail(Exit::checkpoint, path.string(),
-         " is a Hugging Face folder; make a run of it with `lathe import`");
+         " is a Hugging Face folder; import the folder with `lathe import`");
 
   if (is_checkpoint(path)) {
     if (which != "newest") {
-      fail(Exit::usage, path.string(), " is a checkpoint itself, so \"", which,
-           "\" can't be chosen; name its run");
+      fail(Exit::usage, path.string(), " is a checkpoint, not a run, so \"", which,
+           "\" can't be chosen; name the checkpoint's run");
     }
     verify_checkpoint(path);
     return path;
   }
 
-  // From here on, `path` is a run. Its newest checkpoint also records which one was the best.
+  // In the following, `path` is a run. Its newest checkpoint also records which checkpoint was the
+  // best.
   const auto newest = newest_checkpoint(path);
   if (!newest && path.filename() == "checkpoints") {
     fail(Exit::checkpoint, path.string(),
@@ -332,7 +334,7 @@ fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
 
   const RunState state = read_state(*newest);
   if (state.best_step < 0)
-    fail(Exit::usage, path.string(), " has no best checkpoint: it was never evaluated");
+    fail(Exit::usage, path.string(), " has no best checkpoint: the run was never evaluated");
   for (const auto& [step, one] : numbered_checkpoints(path)) {
     if (step != state.best_step) continue;
     verify_checkpoint(one);

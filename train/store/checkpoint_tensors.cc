@@ -17,8 +17,8 @@
 namespace lathe {
 namespace {
 
-/// Reads a list of sizes. Throws Exit::checkpoint unless each is at least 0 and their product fits
-/// 64 bits.
+/// Reads a list of sizes. Throws Exit::checkpoint if a size is below 0 or the product of the sizes
+/// does not fit in 64 bits.
 std::vector<int64_t> sizes_in(const Json& json, const char* key, const std::string& where) {
   int64_t numel = 1;
   std::vector<int64_t> sizes;
@@ -38,7 +38,7 @@ bool has_same_cut(const TensorPart& a, const TensorPart& b) {
                     a.cut->parts == b.cut->parts);
 }
 
-/// Returns the index of the tensor rank's part that has the elements; 0 without a cut.
+/// Returns the index of the tensor rank's part that has the elements; 0 if the tensor is not cut.
 int64_t index_of(const TensorPart& part) { return part.cut ? part.cut->part : 0; }
 
 }  // namespace
@@ -76,16 +76,16 @@ TensorPart TensorPart::from(const TensorEntry& entry, const std::string& where_)
     cut.sections = sizes_in(json, "sections", where);
     cut.parts = integer("parts", 1, 1 << 20);
     cut.part = integer("part", 0, cut.parts - 1);
-    constexpr int64_t most_rows = int64_t{1} << 40;  // times `parts`, it fits 64 bits
+    constexpr int64_t most_rows = int64_t{1} << 40;  // times `parts`, this fits in 64 bits
     if (std::ranges::any_of(cut.sections, [](int64_t rows) { return rows > most_rows; }) ||
         cut.full_sizes(part.sizes) != part.sizes)
-      fail(Exit::checkpoint, where, ": the sections do not add up to its size");
+      fail(Exit::checkpoint, where, ": the sections do not add up to the tensor's size");
     part.cut = std::move(cut);
   }
   part.range.begin = integer("begin", 0, part.numel());
   part.range.end = integer("end", part.range.begin, most);
   if (part.range.end > part.numel() || entry.numel() != part.range.size())
-    fail(Exit::checkpoint, where, ": it has ", entry.numel(), " elements, not those from ",
+    fail(Exit::checkpoint, where, ": the file has ", entry.numel(), " elements, not elements ",
          part.range.begin, " to ", part.range.end, " of ", part.numel());
   return part;
 }
@@ -122,7 +122,7 @@ CheckpointTensors::CheckpointTensors(const fs::path& checkpoint, CheckpointPart 
   memory_.resize(tensors_.size());
 }
 
-/// Adds a tensor. Throws unless its pieces, which are sorted, have every element once.
+/// Adds a tensor. `pieces` are sorted. Throws if they do not have every element exactly once.
 void CheckpointTensors::add(const std::vector<Piece>& pieces) {
   const auto& [file, entry, first] = pieces[0];
   const auto check = [&](bool holds, const std::string& fault) {
@@ -167,7 +167,8 @@ const TensorEntry& CheckpointTensors::at(const std::string& name) const {
   return *found;
 }
 
-/// Copies the pieces of tensor i into memory, unless they are there or a file has it complete.
+/// Copies the pieces of tensor i into memory. Does nothing if they were already copied, or if one
+/// file has the complete tensor.
 void CheckpointTensors::put_together(size_t i) const {
   TensorEntry& entry = tensors_[i];
   if (entry.bytes.data() != nullptr || entry.numel() == 0) return;

@@ -16,7 +16,7 @@
 namespace lathe {
 namespace {
 
-/// Returns a number that json_number() wrote; nullopt for null and for anything else.
+/// Returns a number that json_number() wrote; nullopt for null and for any other value.
 std::optional<double> number_of(const Json& value) {
   if (value.is_number()) return value.get<double>();
   if (!value.is_string()) return std::nullopt;
@@ -45,7 +45,7 @@ Curves::Curves(const fs::path& run) : run_(without_trailing_slash(run)) {
     fail(Exit::usage, run_.string(),
          fs::exists(run_ / "sweep.json")
              ? " is a sweep, whose report is its report.html; give one of its runs in points/"
-             : " is not a run; give the folder that train.out_dir named");
+             : " is not a run; give the folder that train.out_dir names");
 }
 
 const Series* Curves::find(const std::string& name) const {
@@ -158,8 +158,8 @@ std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(
 
 namespace {
 
-/// Returns whether a process of this machine holds the run's lock. Does not take the lock, since
-/// that could make a starting trainer fail.
+/// Returns whether a process of this machine holds the run's lock. Does not take the lock, since a
+/// trainer that is starting would then fail.
 bool is_locked(const fs::path& run) {
   struct stat s{};
   if (::stat((run / "lock").c_str(), &s) != 0) return false;
@@ -222,8 +222,8 @@ double last_start(const fs::path& run) {
   return time;
 }
 
-/// Returns the latest step of a run's replay bundles, in which the run diverged; -1 if there is
-/// none, or the run was resumed since.
+/// Returns the latest step of a run's replay bundles, in which the run diverged. Returns -1 if
+/// there is no bundle, or if the run was resumed since.
 int64_t diverged_step(const fs::path& run) {
   const double start = last_start(run);
   int64_t step = -1;
@@ -258,7 +258,7 @@ RunSummary summarize(const fs::path& run) {
     return found == keys.end() ? 0 : std::atoll(found->second.c_str());
   };
   s.steps = whole("train.steps");
-  // A run that was never trained, and has no data, was imported.
+  // A run without data that was never trained was imported.
   const auto data = keys.find("data.dir");
   const bool is_imported = lines.empty() && data != keys.end() && data->second == "\"\"";
   if (is_imported) s.steps = 0;
@@ -275,7 +275,8 @@ RunSummary summarize(const fs::path& run) {
       s.best_val_loss = state.best_val_loss;
       stalled = has_stalled(state, whole("train.early_stop"));
       if (!s.val_loss) s.val_loss = state.val_loss;
-    } catch (const Error&) {  // deleted in the meantime or damaged: use only the metrics
+    } catch (const Error&) {  // the state was deleted in the meantime or is damaged, so use only
+                              // the metrics
     }
   }
 
@@ -303,7 +304,7 @@ RunSummary summarize(const fs::path& run) {
 
 namespace {
 
-/// Calls f(). If it fails because `path` or a file in it can't be read, reports why.
+/// Calls f(). If f() fails because `path` or a file in it can't be read, reports why.
 void report_unreadable(const fs::path& path, const ReportUnreadable& report,
                        const std::function<void()>& f) {
   try {

@@ -28,7 +28,7 @@ ExampleEncoding encoding_of(const fs::path& run, const RunState& state, const Ru
 
 namespace {
 
-/// Returns the names of the classes; a class without a label has its number as its name.
+/// Returns the names of the classes. A class without a label has its number as its name.
 std::vector<std::string> class_names(const ExampleEncoding& e) {
   std::vector<std::string> names = e.labels;
   for (int64_t i = std::ssize(names); i < e.outputs; ++i) names.push_back(std::to_string(i));
@@ -65,7 +65,7 @@ void check_compatible_encoding(const ExampleEncoding& ours, const ExampleEncodin
   if (classifies) check_same_names(class_names(ours), class_names(theirs), "class", folder, remedy);
   if (!ours.table || !theirs.table) return;
 
-  // A table without a header line has columns without names.
+  // The columns of a table without a header line have no names.
   if (ours.table->has_header == theirs.table->has_header)
     check_same_names(input_names(*ours.table), input_names(*theirs.table), "input", folder, remedy);
 }

@@ -16,7 +16,7 @@ TensorEntry LiveTensors::add(const std::string& name, const at::Tensor& tensor) 
 }
 
 void LiveTensors::write(size_t i, size_t bytes, const Put& put) {
-  // Ends the wait of copy_rest() after each part, even if writing it fails.
+  // Ends the wait of copy_rest() after each part, even if writing the part fails.
   struct Writing {
     LiveTensors& all;
     ~Writing() {
@@ -46,8 +46,8 @@ void LiveTensors::write(size_t i, size_t bytes, const Put& put) {
 
 void LiveTensors::copy_rest() {
   const MemoryScope memory(Memory::checkpoints);
-  // Copy from the last to the first, since the writing thread writes from the first to the last at
-  // the same time.
+  // Copy from the last tensor to the first, since the writing thread meanwhile writes from the
+  // first to the last.
   for (size_t i = items_.size(); i-- > 0;) {
     std::unique_lock lock(mutex_);
     part_written_.wait(lock, [&] { return writing_ != i; });

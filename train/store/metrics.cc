@@ -17,7 +17,8 @@ uint64_t bytes_of(const fs::path& path) {
   return fs::file_size(path);
 }
 
-/// Truncates or renames the file as the constructor of ResumableFile does. Returns `path`.
+/// Truncates or renames the file at `path`, as ResumableFile's constructor documents. Returns
+/// `path`.
 fs::path truncate_to_checkpoint(const fs::path& path, uint64_t length, const fs::path& aside,
                                 uint64_t (*whole)(std::string_view)) {
   const uint64_t has = bytes_of(path);

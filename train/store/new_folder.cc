@@ -11,8 +11,8 @@ namespace {
 
 constexpr const char* contents_name = "unfinished";
 
-/// Returns whether an interrupted command left this: an empty folder, or one with only the lock
-/// file and possibly the contents.
+/// Returns whether an interrupted command left the folder `unfinished`. Such a folder is empty, or
+/// holds only the lock file and possibly the contents.
 bool is_left_by_a_command(const fs::path& unfinished) {
   if (!fs::is_directory(fs::symlink_status(unfinished))) return false;
 
@@ -43,12 +43,13 @@ NewFolder::NewFolder(const fs::path& path, StopAsked stop)
 NewFolder::~NewFolder() {
   try {
     remove_tree(contents_);
-  } catch (const Error&) {  // the first error is the one to report
+  } catch (const Error&) {  // the caller reports the first error
   }
 
   claim_.reset();
   std::error_code error;
-  // If a killed command left this folder, the claim did not create it, and so does not remove it.
+  // If a killed command left this folder, the claim did not create it, and therefore does not
+  // remove it.
   fs::remove(unfinished_, error);
 }
 
@@ -57,7 +58,8 @@ void NewFolder::check_free() const {
     fail(Exit::usage, path_.string(), " already exists; give another --out, or remove it");
   if (fs::is_symlink(path_)) {
     fail(Exit::usage, path_.string(),
-         " is a symbolic link, which a folder can't replace; give the path that it leads to as "
+         " is a symbolic link, which a folder can't replace; give the path that the link leads to "
+         "as "
          "--out");
   }
 

@@ -1,4 +1,4 @@
-// A folder that a command creates with all of its files, or not at all.
+// Declares a folder that a command creates with all of its files, or not at all.
 #pragma once
 
 #include <functional>
@@ -11,9 +11,9 @@ namespace lathe {
 /// Returns whether the user asked the command to stop.
 using StopAsked = std::function<bool()>;
 
-/// A folder that is written under a temporary name next to its path and renamed by publish().
-/// Without publish(), the destructor removes it. If a process is killed, the next command that
-/// writes the same path removes what it left.
+/// Writes a folder under a temporary name next to its path. publish() renames it to its path. If
+/// publish() was not called, the destructor removes the folder. If a process is killed, the next
+/// command that writes the same path removes what the process left.
 class NewFolder {
  public:
   /// Locks the temporary folder. Throws Exit::usage if `path` exists and is not an empty folder, or
@@ -26,9 +26,9 @@ class NewFolder {
 
   /// Returns the folder to write to.
   const fs::path& path() const { return contents_; }
-  /// Throws Exit::stopped if `stop` returns true.
+  /// If `stop` returns true, throws Exit::stopped.
   void check_stop() const;
-  /// Renames the folder to its path, durably. Throws Exit::stopped as check_stop() does.
+  /// Renames the folder to its path, durably. If `stop` returns true, throws Exit::stopped instead.
   void publish();
 
  private:

@@ -13,14 +13,14 @@ namespace {
 
 constexpr int64_t max_count = std::numeric_limits<int64_t>::max();
 
-/// The allowed range of an integer field.
+/// Holds the allowed range of an integer field.
 struct Bounds {
   int64_t min = 0, max = max_count;
 };
 
-/// Visits the fields of state.json in their order, with a StateWriter or a StateReader. Bounds may
-/// depend on a field that was visited before. Optional fields with their default value are not
-/// written.
+/// Visits the fields of state.json in their order, with a StateWriter or a StateReader. The bounds
+/// of a field may depend on a field that was visited before. Optional fields with their default
+/// value are not written.
 template <class Visitor, class State>
 void visit_fields(Visitor& v, State& s) {
   v.field("step", s.step, {.max = 1'000'000'000'000'000});
@@ -71,7 +71,7 @@ void visit_fields(Visitor& v, State& s) {
     part.field("loss_scale", scaler.scale);
     part.field("growth_tracker", scaler.growth_tracker,
                {.max = std::numeric_limits<int32_t>::max()});
-    // The state that is saved for `lathe replay` also counts the skipped update of its own step.
+    // The state that is saved for `lathe replay` also counts the skipped update of the failed step.
     part.field("skipped", scaler.skipped, {.max = s.step + 1});
     part.field("skipped_in_row", scaler.skipped_in_row, {.max = scaler.skipped});
   });
@@ -203,7 +203,7 @@ class StateReader {
   std::string where_;
 };
 
-/// Checks that fields are consistent with each other.
+/// Throws Exit::checkpoint if fields are not consistent with each other.
 void check_state(const RunState& s, const std::string& where) {
   if (s.val_loss.has_value() != s.best_val_loss.has_value())
     fail(Exit::checkpoint, where,

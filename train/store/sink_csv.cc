@@ -1,5 +1,5 @@
-// Writes metrics.csv, with a row for each logged step, and evaluations.csv, with a row for each
-// evaluation, for spreadsheets and data frames.
+// Implements the sink that writes CSV files for spreadsheets and data frames: metrics.csv, with a
+// row for each logged step, and evaluations.csv, with a row for each evaluation.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -11,7 +11,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the shortest decimal that reads back as the same number, or nan, inf, -inf.
+/// Returns the shortest decimal that is read back as the same number. Returns nan, inf or -inf for
+/// numbers that are not finite.
 std::string number_text(double x) {
   std::string text;
   for (int digits = 15; digits <= 17 && (text.empty() || std::strtod(text.c_str(), nullptr) != x);
@@ -61,7 +62,7 @@ class Csv final : public MetricsSink {
   void add_validation(int64_t step,
                       const std::vector<std::pair<std::string, double>>& metrics) override {
     // The metrics of the first evaluation become the columns. A later evaluation of few batches may
-    // lack some of them, such as the loss of a small source of a mixture.
+    // lack some of these metrics, such as the loss of a small source of a mixture.
     if (names_.empty()) {
       for (const auto& [name, value] : metrics) names_.push_back(name);
       std::string head = "step,";
@@ -89,7 +90,7 @@ class Csv final : public MetricsSink {
 
   std::string unit_;
   ResumableFile steps_, evaluations_;
-  std::vector<std::string> names_;  // of the metrics in evaluations.csv
+  std::vector<std::string> names_;  // names of the metrics in evaluations.csv
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// events.jsonl records each start and resume of a run with its step, and samples. Unlike
-// metrics.jsonl, it is not truncated on resume, because it also shows that the run was killed.
-// read_events() drops the samples of steps that were trained again.
+// Implements the sink events.jsonl, which records each start and resume of a run with its step, and
+// the samples. Unlike metrics.jsonl, events.jsonl is not truncated on resume, because it also shows
+// that the run was killed. read_events() drops the samples of steps that were trained again.
 #include <fstream>
 
 #include "core/io/json.h"
@@ -29,7 +29,7 @@ class Events final : public MetricsSink {
   }
 
  private:
-  /// Returns `path`. Renames a file there that another program wrote.
+  /// Returns `path`. If another program wrote a file there, renames that file.
   static fs::path own_file(const fs::path& path) {
     std::error_code none;
     if (!fs::is_regular_file(path, none)) return path;
@@ -38,7 +38,7 @@ class Events final : public MetricsSink {
     std::ifstream file(path, std::ios::binary);
     file.read(first.data(), std::ssize(first));
     first.resize(static_cast<size_t>(file.gcount()));
-    // A killed process may have written only the beginning of its first line.
+    // A killed process may have written only the beginning of the first line.
     if (!ours.starts_with(first)) move_to_backup(path, path.string() + ".old");
     return path;
   }

@@ -1,6 +1,7 @@
-// Writes tensorboard/events.out.tfevents.lathe: scalars, histograms, and samples and config changes
-// as text. `tensorboard --logdir RUN` shows it. A run has one such file, which a resume truncates
-// like metrics.jsonl. A TensorBoard that had the file open must then be restarted.
+// Implements the sink that writes tensorboard/events.out.tfevents.lathe, which holds scalars,
+// histograms, and samples and config changes as text. `tensorboard --logdir RUN` shows the file. A
+// run has one such file, which is truncated on resume like metrics.jsonl. A TensorBoard that has
+// the file open during a resume must be restarted.
 #include <algorithm>
 
 #include "core/io/text.h"
@@ -78,8 +79,8 @@ class TensorBoard final : public MetricsSink {
   uint64_t sync() override { return file_.sync(); }
 
  private:
-  /// Opens the file. The name of the backup must not contain "tfevents", or TensorBoard would read
-  /// the backup too.
+  /// Opens the file. The name of the backup must not contain "tfevents", since TensorBoard would
+  /// otherwise read the backup.
   static ResumableFile open(const SinkOptions& o) {
     make_folders(o.run / "tensorboard");
     return {o.run / events_name, o.length(events_name), o.run / "tensorboard/events.old",

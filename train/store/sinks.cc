@@ -1,4 +1,4 @@
-// The table of sinks.
+// Defines the table of sinks.
 #include "train/store/sinks.h"
 
 namespace lathe {

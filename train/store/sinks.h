@@ -9,11 +9,12 @@
 
 namespace lathe {
 
-/// The parameters with which a sink is opened.
+/// Holds the parameters with which a sink is opened.
 struct SinkOptions {
   fs::path run;
-  const FileLengths& lengths;  ///< files are truncated to these; a file not listed starts empty
-  std::string unit;            ///< "tokens" or "samples"
+  const FileLengths& lengths;  ///< lengths to which files are truncated; a file that is not listed
+                               ///< starts empty
+  std::string unit;            ///< unit of throughput: "tokens" or "samples"
 
   uint64_t length(const std::string& file) const {
     const auto found = lengths.find(file);
@@ -41,12 +42,13 @@ class MetricsSinks final : public MetricsSink {
   std::vector<std::unique_ptr<MetricsSink>> sinks_;
 };
 
-/// The contents of a run's events.jsonl: the steps after which processes began to train, and
-/// samples. It omits an incomplete last line, and samples of steps that a resumed run repeated.
+/// Holds the contents of a run's events.jsonl: the steps after which processes began to train, and
+/// samples. Omits an incomplete last line, and samples of steps that a resumed run repeated.
 struct RunEvents {
   struct Start {
     int64_t step = 0;
-    std::string from;  ///< a checkpoint, or ""
+    std::string from;  ///< the checkpoint from which the run resumed; "" if it started from the
+                       ///< beginning
     double time = 0;
   };
   struct Sample {
@@ -56,7 +58,8 @@ struct RunEvents {
   std::vector<Start> starts;
   std::vector<Sample> samples;
 };
-/// Reads the events of a run; none if it has no events.jsonl. Throws Exit::io for a malformed line.
+/// Reads the events of a run. Returns no events if there is no events.jsonl. Throws Exit::io for a
+/// malformed line.
 RunEvents read_events(const fs::path& run);
 
 }  // namespace lathe

@@ -23,19 +23,22 @@ bool is_saved_lower(const at::Tensor& t, std::optional<at::ScalarType> dtype) {
   return dtype && t.scalar_type() != *dtype && t.dim() >= 2;
 }
 
-/// A tensor of a checkpoint: the file that it is in, and its dtype and sizes there.
+/// Describes a tensor of a checkpoint: the file in which it is stored, and its dtype and sizes in
+/// this file.
 struct SavedTensor {
   bool in_model;
   std::string name;
   at::Tensor tensor;
   at::ScalarType dtype;
-  std::vector<int64_t> sizes;            ///< of this tensor rank's part, if it is cut
-  int64_t own_end;                       ///< index after the last element that this rank has
-  const TensorCut* cut = nullptr;        ///< how it is cut among tensor ranks, or null
-  const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in this optimizer's scratch file
-  bool is_updated = true;                ///< only an update changes it, not a forward pass
-  StatePart part{};                      ///< with `optimizer`: the part for read_state()
-  std::string note{};                    ///< as in TensorEntry
+  std::vector<int64_t> sizes;      ///< sizes of this tensor rank's part, if the tensor is cut
+  int64_t own_end;                 ///< index after the last element that this rank has
+  const TensorCut* cut = nullptr;  ///< how the tensor is cut among tensor ranks; null if it is not
+                                   ///< cut
+  const Optimizer* optimizer = nullptr;  ///< optimizer whose scratch file holds the tensor; null if
+                                         ///< the tensor is in memory
+  bool is_updated = true;  ///< whether only an update changes the tensor, not a forward pass
+  StatePart part{};        ///< part for Optimizer::read_state(), if `optimizer` is set
+  std::string note{};      ///< TensorEntry::note of the tensor
 
   std::vector<int64_t> full_sizes() const {
     return cut != nullptr ? cut->full_sizes(sizes) : sizes;
@@ -45,7 +48,8 @@ struct SavedTensor {
   }
 };
 
-/// Returns the elements of a parameter that this process keeps, and the index after the last one.
+/// Returns the elements of a parameter that this process keeps, and the index after the last of
+/// these elements.
 std::pair<at::Tensor, int64_t> kept_elements(const NamedParameter& p) {
   const at::Tensor& t = p.parameter.data();
   const Leaf* const leaf = p.parameter.as_leaf();
@@ -54,8 +58,8 @@ std::pair<at::Tensor, int64_t> kept_elements(const NamedParameter& p) {
   return {elements.numel() == t.numel() ? elements.view(t.sizes()) : elements, end};
 }
 
-/// Which elements of each tensor are on which process. The elements of a stage are contiguous, and
-/// so are those of a data rank within its stage.
+/// Holds which process has which elements of each tensor. The elements of a stage are contiguous.
+/// The elements of a data rank within its stage are contiguous as well.
 class KeptElements {
  public:
   /// Gathers the ranges of all processes. A collective of the data ranks and of the stages.
@@ -94,19 +98,20 @@ class KeptElements {
   }
 
   size_t count_;
-  at::Tensor of_data_, of_stages_;  // the index after the last element that a rank has
-  at::Tensor kept_;                 // how many elements a data rank has
+  at::Tensor of_data_, of_stages_;  // index after the last element that a rank has
+  at::Tensor kept_;                 // number of elements that a data rank has
 };
 
 /// Returns the elements of tensor i that this process writes.
 ElementRange written_range(const SavedTensor& saved, size_t i, const KeptElements& kept) {
   const ElementRange stage = kept.of_stage(i);
-  // A tensor that is not cut is on all tensor ranks, so only the first of them writes it.
+  // All tensor ranks have a tensor that is not cut, so only the first tensor rank writes it.
   if (stage.size() == 0 || (saved.cut == nullptr && world().tensor().rank > 0)) return {};
   const RankAxis& data = world().data();
   if (!kept.is_on_all(i)) return kept.of_data(i, data.rank);
 
-  // Each data rank writes an equal share, unless the elements are few or in a scratch file.
+  // Each data rank writes an equal share, unless the tensor has few elements or is in a scratch
+  // file.
   constexpr int64_t few = int64_t{1} << 16;
   if (stage.size() < few || saved.optimizer != nullptr)
     return data.rank == 0 ? stage : ElementRange{};
@@ -199,8 +204,8 @@ std::vector<SavedTensor> written_tensors(const std::vector<NamedParameter>& para
   return divides_state(optimizer) ? own_parts(all) : all;
 }
 
-/// Returns whether only an update changes the tensor, and whether its bytes in memory are those
-/// that the file gets.
+/// Returns whether only an update changes the tensor, and the file stores the bytes that the tensor
+/// has in memory.
 bool is_live(const SavedTensor& saved) {
   return saved.is_updated && saved.dtype == saved.tensor.scalar_type() &&
          saved.optimizer == nullptr && saved.tensor.is_cpu() && saved.tensor.is_contiguous() &&
@@ -259,9 +264,10 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
   for (const auto& p : parameters) {
     const at::Tensor t = kept_elements(p).first;
     if (t.numel() == 0) continue;
-    // Several ranks may have the same complete parameter; only rank 0 warns about it.
+    // Several ranks may have the same complete parameter, so only rank 0 warns about this
+    // parameter.
     const bool warns = world().is_writer() || t.numel() < full_numel(p.parameter);
-    const auto [least, largest] = at::aminmax(t);  // both are NaN if an element is
+    const auto [least, largest] = at::aminmax(t);  // both are NaN if an element is NaN
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {
       fail(Exit::diverged, "after step ", step, " the parameter ", p.path,
            " has elements that are not finite, so no checkpoint of it is written; lower optim.lr, "

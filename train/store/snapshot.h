@@ -1,9 +1,9 @@
-// The tensors of a checkpoint. A snapshot is either a view of them, which must be written before
-// training continues, or is written while training continues. In the second case, parameters and
-// optimizer state on the CPU are copied before the next update changes them, unless they are
-// written by then. All other tensors are copied immediately. If the state is divided among
-// processes, the snapshot of each has the elements that it keeps, and its share of the tensors that
-// several processes have.
+// Declares snapshots, which hold the tensors of a checkpoint. A snapshot is written either before
+// training continues, or while training continues. In the first case, it is a view of the tensors.
+// In the second case, parameters and optimizer state on the CPU are copied before the next update
+// changes them, unless they were written before. All other tensors are copied immediately. If the
+// state is divided among processes, the snapshot of each process has the elements that this process
+// keeps, and a share of the tensors that several processes have.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,59 +23,62 @@
 
 namespace lathe {
 
-/// Returns the tensors that model.safetensors holds: the model's parameters, including frozen ones,
-/// and its buffers, each in a constant Variable. Omits parameters that are constants or that are
-/// not to be saved (Leaf::is_saved), such as the model under adapters.
+/// Returns the tensors that model.safetensors holds: the model's parameters, including frozen
+/// parameters, and its buffers, each in a constant Variable. Omits parameters that are constants or
+/// that are not to be saved (Leaf::is_saved), such as the model under adapters.
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
-/// The entries of a checkpoint's two files, or of this process's files.
+/// Holds the entries of a checkpoint's two files, or of this process's files.
 struct Snapshot {
   /// The entries of model.safetensors and of optimizer.safetensors. The bytes of an entry are in
-  /// `held`, or they are produced while the entry is written: converted, or read from the
-  /// optimizer's scratch file. If an entry does not have all elements of its tensor, its note
-  /// describes which it has (train/store/checkpoint_tensors.h).
+  /// `held`, or they are produced while the entry is written: they are then converted, or read from
+  /// the optimizer's scratch file. If an entry does not have all elements of its tensor, its note
+  /// describes which elements it has (train/store/checkpoint_tensors.h).
   std::vector<TensorEntry> model, optimizer;
   std::vector<at::Tensor> held;
-  std::shared_ptr<LiveTensors> live{};  ///< of copy_state(): tensors that are not copied yet
-  bool is_divided = false;              ///< the other processes write the other parts
+  std::shared_ptr<LiveTensors> live{};  ///< tensors that copy_state() has not copied yet; null
+                                        ///< after view_state()
+  bool is_divided = false;  ///< whether other processes write the other parts of the checkpoint
   int64_t bytes() const;
 };
-/// Returns a view of the state. Tensors of two or more dimensions have `dtype` in
-/// model.safetensors; nullopt keeps their own. Where the two differ, optimizer.safetensors also
-/// holds the parameter unchanged, so that a run resumes exactly. The view shares the memory of
-/// tensors on the CPU, so write it before anything changes them. A collective if divides_state().
+/// Returns a view of the state. In model.safetensors, tensors of two or more dimensions have
+/// `dtype`, or their own dtype if `dtype` is nullopt. If `dtype` is not the dtype of a parameter,
+/// optimizer.safetensors also holds the parameter unchanged, so that a run resumes exactly. The
+/// view shares the memory of tensors on the CPU, so write it before anything changes them. A
+/// collective if divides_state().
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype);
-/// Returns the same state for a save in the background. Parameters and optimizer state on the CPU
-/// that have their own dtype in the file become `live`; their owner calls live->copy_rest() before
-/// an update changes them. All others are copied before this returns, into the memory of `reused`,
-/// the previous copy, if its tensors have the same sizes. The memory counts as Memory::checkpoints,
-/// and is pinned if the tensors are on a GPU. A collective if divides_state().
+/// Returns the state for a save in the background. Parameters and optimizer state on the CPU that
+/// have the same dtype in the file become `live`, and their owner calls live->copy_rest() before an
+/// update changes them. All other tensors are copied before this function returns. They are copied
+/// into the memory of `reused`, the previous copy, if its tensors have the same sizes. The memory
+/// counts as Memory::checkpoints, and is pinned if the tensors are on a GPU. A collective if
+/// divides_state().
 Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});
 /// Returns whether the parameters or the optimizer's state are divided among the processes, so that
-/// each of them writes files of the checkpoint.
+/// each process writes files of the checkpoint.
 bool divides_state(const Optimizer& optimizer);
 
-/// The bytes of the tensors of a checkpoint.
+/// Holds the numbers of bytes of the tensors of a checkpoint.
 struct CheckpointBytes {
-  int64_t all = 0;   ///< of the complete tensors
-  int64_t kept = 0;  ///< of the elements that this process keeps in memory
+  int64_t all = 0;   ///< bytes of the complete tensors
+  int64_t kept = 0;  ///< bytes of the elements that this process keeps in memory
 };
-/// Returns the sizes of the tensors of a checkpoint. `dtype`: as for view_state().
+/// Returns the sizes of the tensors of a checkpoint. `dtype` is the parameter of view_state().
 CheckpointBytes checkpoint_bytes(const std::vector<NamedParameter>& parameters,
                                  const Optimizer& optimizer, std::optional<at::ScalarType> dtype);
 
 /// Throws Exit::diverged if an element of a parameter that this process keeps is not finite, so
-/// that such weights are never saved. Warns if an element is not finite in `dtype`, the dtype of
-/// the matrices in model.safetensors. Reads each parameter once.
+/// that such weights are never saved. Logs a warning if an element is not finite in `dtype`, the
+/// dtype of the matrices in model.safetensors. Reads each parameter once.
 void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
                   std::optional<at::ScalarType> dtype = std::nullopt);
 
 /// Calls f(name, tensor, part) for each tensor of the optimizer's state, and for the histories of
 /// fp8 layers. `part` describes which part of the complete tensor this process keeps. If `tensor`
-/// is on the meta device, its values are in the optimizer's scratch file; Optimizer::read_state()
-/// reads them.
+/// is on the meta device, its values are in the optimizer's scratch file, and
+/// Optimizer::read_state() reads them.
 template <class F>
 void each_state(const Optimizer& optimizer, F&& f) {
   const auto complete = [&](const std::string& name, const at::Tensor& t) {

@@ -1,4 +1,5 @@
-// Multiple-choice questions, which `lathe eval --choices` reads. Includes no LibTorch header.
+// Declares multiple-choice questions, which `lathe eval --choices` reads. Includes no LibTorch
+// header.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +8,11 @@
 
 namespace lathe {
 
-/// A context with several endings, of which one is right.
+/// Holds a context with several endings, of which one is right.
 struct MultipleChoice {
   std::string context;
   std::vector<std::string> endings;
-  int64_t label = 0;  ///< index of the right ending, from 0
+  int64_t label = 0;  ///< index of the right ending, counted from 0
 };
 /// Reads a file with a JSON object in each line: {"context": "...", "endings": ["...", ...],
 /// "label": 0}. Throws Exit::data, with the file and the line, if a line is not valid.

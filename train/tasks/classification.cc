@@ -1,4 +1,5 @@
-// Classification: predicts one of several classes for each sample. The loss is the cross-entropy.
+// Implements the task "classification": the model predicts one of several classes for each sample.
+// The loss is the cross-entropy.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/softmax.h>
@@ -16,7 +17,8 @@ std::string label_of(const DatasetInfo& facts, int64_t id) {
   return at < facts.labels.size() ? facts.labels[at] : std::to_string(id);
 }
 
-/// The largest number of classes with a confusion matrix: a larger one is too wide for a terminal.
+/// The largest number of classes with a confusion matrix. A larger matrix is too wide for a
+/// terminal.
 constexpr int64_t max_confusion_classes = 20;
 
 /// Counts samples by class, by predicted class, and by both.
@@ -34,8 +36,9 @@ void count_classes(const at::Tensor& targets_B, const at::Tensor& predicted_B, i
   }
 }
 
-/// Returns, for each row, the number of classes that are likelier than the target, [B] int64. Of
-/// equally likely classes, the first one counts as likelier, as in `lathe predict`.
+/// Returns, for each row, the number of classes that are likelier than the target, [B] int64. Among
+/// equally likely classes, the class with the lowest index counts as the likeliest, as in `lathe
+/// predict`.
 at::Tensor rank_of(const at::Tensor& logits_BC, const at::Tensor& targets_B) {
   const at::Tensor targets_B1 = targets_B.unsqueeze(-1), own_B1 = logits_BC.gather(-1, targets_B1);
   const at::Tensor classes_C = at::arange(logits_BC.size(-1), targets_B.options());
@@ -65,7 +68,7 @@ class Classification final : public Task {
     scores.sums["loss"] += cross_entropy(logits_BC, batch.targets, 1).item();
     const at::Tensor likeliest_B = at::argmax(logits_BC.data(), -1);
     scores.sums["right"] += likeliest_B.eq(batch.targets).sum().item<double>();
-    // With up to five classes, the right one is always among the five likeliest.
+    // With up to five classes, the right class is always among the five likeliest.
     if (logits_BC.sizes().back() > 5) {
       const at::Tensor rank_B = rank_of(logits_BC.data(), batch.targets);
       scores.sums["right_of_5"] += rank_B.lt(5).sum().item<double>();
@@ -88,7 +91,8 @@ class Classification final : public Task {
   }
 
   /// Returns precision, recall and F1 of each class, and the confusion matrix of up to
-  /// `max_confusion_classes` classes: a row for each class, with a column for each predicted one.
+  /// `max_confusion_classes` classes. The matrix has a row for each class, and a column for each
+  /// predicted class.
   Json details(const Scores& scores, const DatasetInfo& facts) const override {
     const auto sum = [&](const std::string& name) {
       const auto found = scores.sums.find(name);
@@ -99,8 +103,8 @@ class Classification final : public Task {
     for (int64_t c = 0; c < facts.outputs; ++c) {
       const double right = sum(str("right ", c)), count = sum(str("count ", c)),
                    predicted = sum(str("predicted ", c));
-      // The recall of a class that never occurs is NaN, as is the precision of a class that is
-      // never predicted.
+      // The recall of a class that never occurs is NaN. The precision of a class that is never
+      // predicted is NaN as well.
       classes.push_back({{"class", label_of(facts, c)},
                          {"count", static_cast<int64_t>(count)},
                          {"precision", json_number(right / predicted)},

@@ -1,5 +1,6 @@
-// Knowledge distillation: the model learns the distribution of a frozen teacher over the next
-// token. Hinton et al. 2015, "Distilling the knowledge in a neural network".
+// Implements the task "distill", knowledge distillation: the model learns the distribution of a
+// frozen teacher over the next token. Hinton et al. 2015, "Distilling the knowledge in a neural
+// network".
 #include "autograd/ops/losses.h"
 #include "nn/layers/documents.h"
 #include "train/tasks/frozen_forward.h"
@@ -18,8 +19,8 @@ struct DistillConfig {
               "are compared.",
               between(0.1, 100).fixed())
   LATHE_FIELD(double, mix, 0.5,
-              "Weight of the teacher in the loss. The remaining weight is that of the "
-              "cross-entropy with the data.",
+              "Weight of the teacher in the loss. The cross-entropy with the data has "
+              "the remaining weight.",
               above(0, 1).fixed())
 };
 
@@ -48,7 +49,7 @@ class Distill final : public TokenTask {
     const int64_t theirs = frozen->has_head() ? frozen->head_weight().sizes()[0] : ours;
     if (theirs != ours) {
       fail(Exit::usage, "distill.teacher has a vocabulary of ", theirs,
-           ", but the model has one of ", ours, "; set model.vocab_size = ", theirs,
+           ", but the model has a vocabulary of ", ours, "; set model.vocab_size = ", theirs,
            " or use another teacher");
     }
     return std::make_unique<Distill>(config.tasks.at("distill").as<DistillConfig>(),
@@ -81,7 +82,7 @@ class Distill final : public TokenTask {
   }
 
  private:
-  /// Sums over the targets of a batch. []
+  /// Holds sums over the targets of a batch. []
   struct Parts {
     Variable cross_entropy, divergence;
   };

@@ -1,6 +1,7 @@
-// Direct preference optimization (Rafailov et al. 2023): the model learns to prefer the chosen
-// answer of a pair more strongly than a frozen reference model does. The reference is the model
-// that the run began with: train.init_from or, with adapters, the model without its adapters.
+// Implements the task "dpo", direct preference optimization (Rafailov et al. 2023): the model
+// learns to prefer the chosen answer of a pair more strongly than a frozen reference model does.
+// The reference is the model that the run began with, which is train.init_from or, with adapters,
+// the model without its adapters.
 #include "autograd/ops/losses.h"
 #include "autograd/ops/math.h"
 #include "train/tasks/frozen_forward.h"
@@ -42,18 +43,18 @@ class Dpo final : public TokenTask {
     const RunConfig& c = loaded.config;
     if (!data.facts().pairs) {
       fail(Exit::data, c.data.dir,
-           " holds no preferences, which the task dpo learns from; prepare some (`lathe prepare "
+           " holds no preferences, which the task dpo learns from; prepare pairs (`lathe prepare "
            "PAIRS.jsonl --format preferences`)");
     }
     if (!has_adapters(c) && c.train.init_from.empty()) {
       fail(Exit::usage, origin_of(loaded, "train.init_from"),
-           ": the task dpo needs a model to begin with, which is its reference too; set "
+           ": the task dpo needs a model to begin with, which is also its reference; set "
            "train.init_from or adapters.base");
     }
     if (c.train.batch_size % 2 != 0) {
       fail(Exit::usage, origin_of(loaded, "train.batch_size"),
            ": train.batch_size = ", c.train.batch_size,
-           " is odd, but each pair is two sequences, one for each answer; make it even");
+           " is odd, but each pair is two sequences, one for each answer; give an even number");
     }
     return TokenTask::fit(loaded, data);
   }
@@ -91,8 +92,9 @@ class Dpo final : public TokenTask {
   }
 
  private:
-  /// Returns the reward of each chosen answer minus that of the rejected one, [P]. The first half
-  /// of a batch's rows are the chosen answers, the second half the rejected ones.
+  /// Returns the reward of each chosen answer minus the reward of the rejected answer, [P]. The
+  /// first half of a batch's rows are the chosen answers, and the second half are the rejected
+  /// answers.
   Variable margins(const Model& model, const Batch& batch) const {
     LATHE_CHECK(is_of_run_, "the task dpo needs a reference: call of_run()");
     const int64_t pairs = batch.inputs.size(0) / 2;
@@ -108,8 +110,8 @@ class Dpo final : public TokenTask {
     return (log_ratio(row_losses(model, batch)) - Variable(reference_P)) * config_.beta;
   }
   /// Returns -log(sigmoid(margin)), summed over pairs and divided by `divisor`. []. With label
-  /// smoothing e, a pair counts with weight 1 - e as given, and with weight e with its answers
-  /// exchanged.
+  /// smoothing e, a pair counts with weight 1 - e in the given order, and with weight e with its
+  /// answers exchanged.
   Variable loss_of(const Variable& margins_P, double divisor) const {
     const ExactTensors exact;
     const double e = config_.label_smoothing;
@@ -119,7 +121,7 @@ class Dpo final : public TokenTask {
   }
 
   DpoConfig config_;
-  std::unique_ptr<Model> reference_;  // null: the model itself without its adapters
+  std::unique_ptr<Model> reference_;  // null: the reference is the model without its adapters
   bool is_of_run_ = false;
 };
 

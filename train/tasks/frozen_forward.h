@@ -1,13 +1,13 @@
-// The forward pass of a frozen model, from which a task takes targets but no gradients.
+// Declares the forward pass of a frozen model, from which a task takes targets but no gradients.
 #pragma once
 
 #include "core/mode.h"
 
 namespace lathe {
 
-/// While alive, forward passes record no graph and use neither dropout nor adapters. They ignore
-/// the forward hooks of the trained model, the recomputation of its blocks, and its pipeline stage.
-/// They do not change running statistics.
+/// Makes forward passes record no graph and use neither dropout nor adapters until destroyed. These
+/// passes ignore the forward hooks of the trained model, the recomputation of its blocks, and its
+/// pipeline stage. They do not change running statistics.
 struct FrozenForward : Evaluation {
   FrozenForward() {
     mode().grad = false;

@@ -14,7 +14,7 @@ std::string logits_fault(const at::Tensor& logits_V) {
   for (int64_t i = 0; i < logits_V.numel(); ++i) {
     if (!std::isfinite(x[i])) {
       return str("the model's logits are not finite (", x[i], " for token ", i,
-                 "): its weights have diverged; use an earlier checkpoint");
+                 "): the weights have diverged; use an earlier checkpoint");
     }
   }
   return "";
@@ -22,8 +22,9 @@ std::string logits_fault(const at::Tensor& logits_V) {
 
 namespace {
 
-/// The tokens in descending order of their probabilities. Equally likely tokens are ordered by id,
-/// so that the choice is the same on every machine. A heap sorts only as many tokens as are needed.
+/// Ranks tokens in descending order of their probabilities. Equally likely tokens are ordered by
+/// id, so that the choice is the same on every machine. A heap sorts only as many tokens as are
+/// needed.
 class RankedTokens {
  public:
   RankedTokens(const double* logits, int64_t n, double temperature)
@@ -32,9 +33,10 @@ class RankedTokens {
     std::make_heap(heap_.begin(), heap_.end(), After{x_});
     top_ = x_[heap_.front()];
   }
-  /// Returns the probability of a token with this logit, relative to the likeliest.
+  /// Returns the probability of a token with this logit, divided by the probability of the
+  /// likeliest token.
   double relative(double logit) const { return std::exp((logit - top_) / temperature_); }
-  /// Returns the probability of the i-th token, relative to the likeliest.
+  /// Returns the probability of the i-th token, divided by the probability of the likeliest token.
   double p(size_t i) {
     while (p_.size() <= i) {
       std::pop_heap(heap_.begin(), heap_.end(), After{x_});
@@ -44,9 +46,9 @@ class RankedTokens {
     }
     return p_[i];
   }
-  /// Returns the i-th token, for which p() was called.
+  /// Returns the i-th token. Call p(i) first.
   int64_t token(size_t i) const { return order_[i]; }
-  /// Returns the sum of p() over the first tokens.
+  /// Returns the sum of p(i) over the first `count` tokens.
   double sum_first(size_t count) {
     double sum = 0;
     for (size_t i = 0; i < count; ++i) sum += p(i);
@@ -61,7 +63,7 @@ class RankedTokens {
   const double* x_;
   double temperature_, top_ = 0;
   std::vector<int64_t> heap_, order_;
-  std::vector<double> p_;  // of order_
+  std::vector<double> p_;  // results of p() for the tokens in order_
 };
 
 }  // namespace
@@ -76,7 +78,7 @@ int64_t sample_token(const at::Tensor& logits_V, const Sampling& s, double draw)
 
   RankedTokens ranked(x, n, s.temperature);
 
-  // `total` is the sum of the kept tokens' probabilities, relative to that of the likeliest token.
+  // `total` is the sum of p() over the kept tokens.
   auto kept = static_cast<size_t>(s.top_k > 0 ? std::min(s.top_k, n) : n);
   double total = 0;
   if (static_cast<int64_t>(kept) < n) {
@@ -122,7 +124,7 @@ std::vector<std::vector<int64_t>> generate(
                           .device = w.device,
                           .cache = w.cache});
 
-  // All texts join before any leaves, so a text's row is its index.
+  // All texts join before any text leaves, so a text's row is its index.
   for (size_t i = 0; i < texts.size(); ++i)
     batch.join({.ids = std::move(texts[i]), .sampling = w.sampling, .index = i});
 
@@ -152,7 +154,7 @@ std::string StopMatcher::feed(std::string_view piece) {
     return std::exchange(held_, {}).substr(0, end);
   }
 
-  size_t hold = 0;  // the longest suffix of held_ that begins a stop
+  size_t hold = 0;  // length of the longest suffix of held_ that begins a stop string
   for (const std::string& stop : stops_) {
     for (size_t n = std::min(stop.size() - 1, held_.size()); n > hold; --n) {
       if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) hold = n;

@@ -1,4 +1,4 @@
-// Generation of text with a model.
+// Declares the generation of text with a model.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace lathe {
 
-/// The parameters of generation.
+/// Holds the parameters of generation.
 struct GenerateOptions {
   int64_t context = 0;  ///< largest number of a text's last tokens that the model reads
   int64_t tokens = 0;   ///< largest number of new tokens for each text
@@ -27,28 +27,29 @@ struct GenerateOptions {
   bool log_probabilities = false;  ///< whether to report the log probability of each new token
 };
 
-/// A generated token, and the index of the text that it continues.
+/// Holds a generated token, and the index of the text that it continues.
 struct GeneratedToken {
   int64_t text, id;
-  double log_probability;  ///< from the model, before any sampling; NaN unless requested
+  double log_probability;  ///< log probability from the model, before any sampling; NaN unless
+                           ///< requested
 };
 
-/// Continues each of `texts`, none of which is empty, and returns the new tokens of each.
+/// Continues each of `texts`, none of which is empty, and returns the new tokens of each text.
 /// `on_token`, if given, receives each token as it is generated; if it returns false, the text ends
-/// after that token. Token i of text j depends only on the seed, i, j and the text before it. It is
-/// independent of other texts and of the cache, bit for bit if Lathe's kernels run in float32
-/// (docs/internals/kernels.md).
+/// after that token. Token i of text j depends only on the seed, i, j and the text before the
+/// token. It does not depend on other texts or on the cache. If Lathe's kernels run in float32,
+/// this holds bit for bit (docs/internals/kernels.md).
 std::vector<std::vector<int64_t>> generate(
     const Model& model, std::vector<std::vector<int64_t>> texts, const GenerateOptions& writing,
     const std::function<bool(const GeneratedToken&)>& on_token = nullptr);
 
-/// Returns the text of an error if a logit is not finite, since no token can be sampled then; "" if
-/// all logits are finite. `logits_V` is [V], float64, contiguous and on the CPU.
+/// If a logit is not finite, returns the text of an error, since no token can be sampled. Returns
+/// "" if all logits are finite. `logits_V` is [V], float64, contiguous and on the CPU.
 std::string logits_fault(const at::Tensor& logits_V);
 
 /// Samples a token from logits [V], V > 0. `draw` is a random number, uniform in (0, 1). At least
-/// the likeliest token is kept, whatever top_k, top_p and min_p are. The repetition penalty is not
-/// applied here. Throws Exit::diverged if a logit is not finite.
+/// the likeliest token is kept, whatever top_k, top_p and min_p are. Does not apply the repetition
+/// penalty. Throws Exit::diverged if a logit is not finite.
 int64_t sample_token(const at::Tensor& logits_V, const Sampling& sampling, double draw);
 
 /// Searches a text that is being generated for the first occurrence of a stop string.
@@ -56,10 +57,10 @@ class StopMatcher {
  public:
   /// `stops` are the stop strings, none of which is empty.
   explicit StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {}
-  /// Appends `piece` to the text. Returns the part that may be shown now. The end of the text is
-  /// held back if it may be the beginning of a stop string.
+  /// Appends `piece` to the text. Returns the part of the text that may now be shown. The end of
+  /// the text is held back if it may be the beginning of a stop string.
   std::string feed(std::string_view piece);
-  /// Returns whether a stop string was found; the text ends before it.
+  /// Returns whether a stop string was found. The text ends before the stop string.
   bool stopped() const { return stopped_; }
   /// Returns the text that was held back. Call it if the text has ended without a stop string.
   std::string rest() { return std::exchange(held_, {}); }

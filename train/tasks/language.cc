@@ -1,4 +1,4 @@
-// Next-token language modeling.
+// Implements the task "language", next-token language modeling.
 #include "train/tasks/language.h"
 
 #include "autograd/ops/shapes.h"
@@ -55,7 +55,7 @@ ModelSizes TokenTask::fit(const LoadedConfig& loaded, const Data& data) const {
   if (vocab_size < known) {
     fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": model.vocab_size = ", vocab_size,
          " is smaller than the ", known, " tokens of ", c.data.dir,
-         "; leave it out or make it larger");
+         "; leave model.vocab_size out or raise it");
   }
 
   // An evaluation needs at least one token and the token after it.

@@ -1,4 +1,4 @@
-// Next-token language modeling, and the functions that all tasks on tokens share.
+// Declares next-token language modeling, and the functions that all tasks on tokens share.
 #pragma once
 
 #include <string>
@@ -17,14 +17,14 @@ Variable row_losses(const Model& model, const Batch& batch);
 /// answers of a pair.
 void check_no_pairs(const LoadedConfig& loaded, const Data& data);
 
-/// A task on tokens.
+/// Implements the parts that all tasks on tokens share.
 class TokenTask : public Task {
  public:
   std::string unit() const override { return "tokens"; }
-  /// Checks that the data holds tokens, that the model's kind models them, and that the vocabulary
-  /// and the windows fit.
+  /// Checks that the data holds tokens, that the model kind models tokens, and that the vocabulary
+  /// and the windows fit the model.
   ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override;
-  /// Generates up to 200 tokens after token 0, and returns their text without that of token 0.
+  /// Generates up to 200 tokens after token 0, and returns the text of the generated tokens.
   std::string sample(const Model& model, const Data& data, const RunConfig& config, Compute compute,
                      at::Device device, const std::function<bool()>& stop) const override;
 };

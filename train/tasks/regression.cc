@@ -1,5 +1,5 @@
-// Regression: predicts one or several numbers for each sample. The loss is the squared error.
-// Targets are normalized; errors are reported in the data's units.
+// Implements the task "regression": the model predicts one or several numbers for each sample. The
+// loss is the squared error. Targets are normalized; errors are reported in the data's units.
 #include <ATen/ops/tensor.h>
 
 #include <cmath>
@@ -61,7 +61,8 @@ class Regression final : public Task {
   }
 
   /// Returns the errors of each output in the data's units, the coefficient of determination R^2 of
-  /// each output, and the mean of these. R^2 is NaN if all targets of an output are equal.
+  /// each output, and the mean of these coefficients. R^2 is NaN if all targets of an output are
+  /// equal.
   Json details(const Scores& scores, const DatasetInfo& facts) const override {
     const auto n = static_cast<double>(scores.targets);
     Json outputs = Json::array();

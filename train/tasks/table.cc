@@ -1,4 +1,4 @@
-// The table of tasks, and the functions that tasks share.
+// Defines the table of tasks, and the functions that tasks share.
 #include <bit>
 
 #include "autograd/pipeline_stage.h"
@@ -20,8 +20,8 @@ namespace {
 
 std::vector<std::unique_ptr<Task>>& task_table() {
   static std::vector<std::unique_ptr<Task>> tasks = [] {
-    // This may run while the schema of a run's config is being recorded. The fields of the configs
-    // that tasks hold must not be added to that schema.
+    // This may run while the schema of a run's config is being recorded. The fields in the configs
+    // of tasks must not be added to that schema.
     const SchemaRecorder::Pause apart;
     std::vector<std::unique_ptr<Task>> all;
     all.push_back(make_language_task());
@@ -52,7 +52,7 @@ void check_task_keys(const LoadedConfig& loaded, const Task& task) {
       const std::string key = other.name + "." + own.key;
       if (schema.get(&loaded.config, *schema.find(key)) == own.initial) continue;
       fail(Exit::usage, origin_of(loaded, key), ": ", key, " has no effect with the task ",
-           task.name(), "; leave it out, or set train.task = \"", other.name, "\"");
+           task.name(), "; leave the key out, or set train.task = \"", other.name, "\"");
     }
   }
 }
@@ -66,7 +66,7 @@ const Task* find_task(const std::string& name) {
 
 void add_task(std::unique_ptr<Task> task) {
   LATHE_CHECK(find_task(task->name()) == nullptr && task->name() != "auto", "there is a task ",
-              task->name(), " already; give yours another name");
+              task->name(), " already; give your task another name");
   task_table().push_back(std::move(task));
 }
 
@@ -92,7 +92,7 @@ ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task
   }
   if (find_model_kind(c.model.kind)->models_tokens()) {
     fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
-         "\" models tokens, and ", c.data.dir, " holds examples; use a kind such as mlp");
+         "\" models tokens, but ", c.data.dir, " holds examples; use a kind such as mlp");
   }
   if (data.train_size() == 0) fail(Exit::data, c.data.dir, " has no training examples");
   if (c.train.eval_interval > 0 && data.val_size() == 0) {
@@ -113,7 +113,7 @@ std::optional<Batch> first_examples(const Data& data, at::Device device) {
 
 namespace {
 
-/// Returns the scores of each batch as text, with the exact bits of the sums.
+/// Returns the scores of each batch as text, which represents the sums bit for bit.
 std::string text_of(const std::vector<Scores>& scores) {
   Json all = Json::array();
   for (const Scores& one : scores) {
@@ -124,22 +124,23 @@ std::string text_of(const std::vector<Scores>& scores) {
   return json_text(all, -1);
 }
 
-/// Returns the position of this process among the evaluators, and their number. Evaluators take
-/// turns at an evaluation's batches. Tensor ranks and the stages of a pipeline score a batch
-/// together, so they are one evaluator.
+/// Returns the position of this process among the evaluators, and the number of evaluators.
+/// Evaluators take turns at an evaluation's batches. Tensor ranks and the stages of a pipeline
+/// score a batch together, so they form one evaluator.
 RankAxis evaluators() {
   const int size = world().data().size;
   return {.rank = world().rank() / world().tensor().size % size, .size = size};
 }
 
-/// Returns the rank that has the scores of an evaluator: its first tensor rank on the last stage.
+/// Returns the rank that has the scores of an evaluator: the evaluator's first tensor rank on the
+/// last stage.
 size_t rank_with_scores(int evaluator) {
   const int before = (world().pipeline().size - 1) * world().data().size;
   return static_cast<size_t>((before + evaluator) * world().tensor().size);
 }
 
-/// Adds a batch to the scores. A pipeline stage other than the last one only computes the input of
-/// the next stage, and leaves the scores empty.
+/// Adds a batch to the scores. A pipeline stage that is not the last only computes the input of the
+/// next stage, and leaves the scores empty.
 void score_batch(const Task& task, const Model& model, const Batch& batch, const DatasetInfo& facts,
                  Scores& scores) {
   PipelineStage* const stage = mode().stage;
@@ -182,8 +183,8 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
   const Autocast autocast(compute);
   const MemoryScope memory(Memory::activations);
   const auto windows = data.evaluation(sizes, batches, device);
-  // Processes take turns at the batches. Sums are added batch by batch, so they have the same bits
-  // on any number of processes.
+  // Processes take turns at the batches. The sums are added batch by batch, so they are bitwise
+  // equal on any number of processes.
   std::vector<Scores> mine;
   int64_t n = 0;
   Batch batch;
@@ -194,8 +195,8 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
     mine.push_back({.detailed = detailed});
     score_batch(task, model, batch, data.facts(), mine.back());
   }
-  // Forward passes may be collectives (ParameterShards), so processes without a batch in the last
-  // round score the last batch again.
+  // Forward passes may be collectives (ParameterShards), so processes that have no batch in the
+  // last round score the last batch again.
   if (n % evaluators().size != 0 && n % evaluators().size <= evaluators().rank) {
     Scores unused;
     score_batch(task, model, batch, data.facts(), unused);
@@ -203,7 +204,8 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
   const Scores scores = sum_of_scores(mine, n);
   if (scores.targets == 0)
     fail(Exit::data,
-         "the validation batches have no target; raise data.window (or model.block_size) if it "
+         "the validation batches have no target; raise data.window (or model.block_size) if a "
+         "window "
          "cuts off the answers of conversations, otherwise evaluate more batches "
          "(train.eval_batches) or use other data");
   return EvalResult{.metrics = task.metrics(scores),

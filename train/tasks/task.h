@@ -1,9 +1,10 @@
-// Tasks: what a run learns. A task interprets the batches of its data and runs the model on them;
-// the trainer depends only on this interface. Each task is a file in this folder and a line in the
-// table of table.cc (or, in a program of your own, a call of add_task).
+// Declares tasks, which define what a run learns. A task interprets the batches of its data and
+// runs the model on them; the trainer depends only on this interface. Each task is a file in this
+// folder and a line in the table of table.cc. A program that uses Lathe as a library adds a task by
+// add_task().
 //
-// A task may have keys of its own, and may need a frozen model beside the trained one. of_run()
-// then makes a task for one run, which holds the values of the keys and the frozen model.
+// A task may have config keys, and may need a frozen model beside the trained model. of_run() then
+// makes a task for one run, which holds the values of the keys and the frozen model.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@
 
 namespace lathe {
 
-/// Sums over the batches of an evaluation, from which Task::metrics computes the metrics.
+/// Holds sums over the batches of an evaluation, from which Task::metrics computes the metrics.
 struct Scores {
   int64_t targets = 0;
   std::map<std::string, double> sums{};
@@ -33,8 +34,8 @@ struct Scores {
 /// A metric of an evaluation, with its name in files and on the console.
 using Metric = std::pair<std::string, double>;
 
-/// A task: defines the loss of a batch, the metrics of an evaluation, and a readable sample. A task
-/// of the table has no state.
+/// Defines the loss of a batch, the metrics of an evaluation, and a readable sample. A task of the
+/// table has no state.
 class Task {
  public:
   virtual ~Task() = default;
@@ -45,12 +46,12 @@ class Task {
   /// Returns the keys of the task, a section of the config; nullopt if the task has none.
   virtual std::optional<TaskKeys> keys() const { return std::nullopt; }
   /// Returns the key of the config that names the frozen model which a run needs beside the trained
-  /// one. The key's value is a run, a checkpoint or a Hugging Face folder. Returns "" if the run
+  /// model. The key's value is a run, a checkpoint or a Hugging Face folder. Returns "" if the run
   /// needs no frozen model.
   virtual std::string frozen_key(const RunConfig& /*config*/) const { return ""; }
-  /// Returns a task for one run, or null if this task itself can be used. `frozen` is the model
-  /// that frozen_key() names, on the run's device and without trained parameters; null if
-  /// frozen_key() returns "".
+  /// Returns a task for one run, or null if this object can be used as the task of the run.
+  /// `frozen` is the model that frozen_key() names, on the run's device and without trained
+  /// parameters. It is null if frozen_key() returns "".
   virtual std::unique_ptr<const Task> of_run(const RunConfig& /*config*/,
                                              std::unique_ptr<Model> /*frozen*/) const {
     return nullptr;
@@ -61,42 +62,42 @@ class Task {
   virtual ModelSizes sizes(const DatasetInfo& facts) const {
     return {facts.input_sizes, facts.outputs};
   }
-  /// Checks that the config, the model kind and the data fit together, and returns sizes(). Throws
-  /// Exit::usage or Exit::data with the origin of the key.
+  /// Checks that the config, the model kind and the data fit together, and returns sizes(). If they
+  /// do not fit, throws Exit::usage with the origin of the key, or Exit::data.
   virtual ModelSizes fit(const LoadedConfig& loaded, const Data& data) const = 0;
   /// Returns whether the loss of rows of tokens is the sum of the losses of their positions, so
   /// that positions can be divided among processes (dist.context).
   virtual bool sums_over_positions() const { return false; }
-  /// Returns the loss of a micro-batch, []: the sum over its targets, divided by `divisor`. That is
-  /// the number of targets in the complete step, so that the losses of the micro-batches add up to
-  /// the mean over the step.
+  /// Returns the loss of a micro-batch, []: the sum over its targets, divided by `divisor`.
+  /// `divisor` is the number of targets in the complete step, so that the losses of the
+  /// micro-batches add up to the mean over the step.
   virtual Variable loss(const Model& model, const Batch& batch, double divisor) const = 0;
-  /// Runs the model on a batch, and adds the results to the sums.
+  /// Runs the model on a batch, and adds the results to `scores`.
   virtual void score(const Model& model, const Batch& batch, const DatasetInfo& facts,
                      Scores& scores) const = 0;
-  /// Returns the metrics of an evaluation. The first metric must be lower for a better model; it
-  /// decides which checkpoint is the best.
+  /// Returns the metrics of an evaluation. The first metric must be lower for a better model, since
+  /// it decides which checkpoint is the best.
   virtual std::vector<Metric> metrics(const Scores& scores) const = 0;
   /// Returns further results for `lathe eval`, as an object: numbers, lists of objects (tables with
-  /// a column for each key), and perhaps the matrix "confusion" (train/commands/eval.cc).
+  /// a column for each key), and possibly the matrix "confusion" (train/commands/eval.cc).
   /// `scores.detailed` is true.
   virtual Json details(const Scores& /*scores*/, const DatasetInfo& /*facts*/) const {
     return Json::object();
   }
-  /// Returns a readable sample of the model's results. Generation ends early if `stop`, which is
-  /// called repeatedly, returns true.
+  /// Returns a readable sample of the model's results. `stop` is called repeatedly; if it returns
+  /// true, the generation ends early.
   virtual std::string sample(const Model& model, const Data& data, const RunConfig& config,
                              Compute compute, at::Device device,
                              const std::function<bool()>& stop) const = 0;
 };
 
-/// Returns the task that train.task names or, if that is "auto", the task of the data. Throws
-/// Exit::usage or Exit::data if there is no task of that name.
+/// Returns the task that train.task names or, if train.task is "auto", the task of the data. Throws
+/// Exit::usage or Exit::data if there is no task with this name.
 const Task& task_of(const LoadedConfig& loaded, const DatasetInfo& facts);
 /// Throws Exit::usage if a key of a task other than `task` differs from its default, since the key
 /// would have no effect.
 void check_task_keys(const LoadedConfig& loaded, const Task& task);
-/// Returns the task of that name, or null.
+/// Returns the task with this name, or null if there is none.
 const Task* find_task(const std::string& name);
 /// Adds a task. Call it before run_cli(). Throws Exit::internal if the task's name is taken.
 void add_task(std::unique_ptr<Task> task);
@@ -107,18 +108,19 @@ ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task
 /// Returns the first few validation examples, for Task::sample; nullopt if there are none.
 std::optional<Batch> first_examples(const Data& data, at::Device device);
 
-/// The metrics of an evaluation, and its number of targets.
+/// Holds the metrics of an evaluation, and its number of targets.
 struct EvalResult {
   std::vector<Metric> metrics;
   int64_t targets = 0;
-  Json details = Json::object();  ///< of a detailed evaluation
+  Json details = Json::object();  ///< results of Task::details; empty unless the evaluation is
+                                  ///< detailed
   /// Returns the metric that decides which checkpoint is the best.
   double loss() const { return metrics.at(0).second; }
 };
-/// Scores the validation split, or a sample of `batches` batches if that is not 0, without dropout.
-/// Processes take turns at the batches, and all run the same number. Before each round of batches,
-/// all processes call `stop`; returns nullopt if it returned true. With `detailed`, the result has
-/// Task::details. Throws Exit::data if no batch has a target.
+/// Scores the validation split or, if `batches` is not 0, a sample of `batches` batches, without
+/// dropout. Processes take turns at the batches, and all processes run the same number of batches.
+/// Before each round of batches, all processes call `stop`; if it returns true, returns nullopt. If
+/// `detailed` is true, the result has Task::details. Throws Exit::data if no batch has a target.
 std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data,
                                    const BatchSizes& sizes, int64_t batches, Compute compute,
                                    at::Device device, const std::function<bool()>& stop = nullptr,

@@ -1,10 +1,11 @@
-// In float32 with Lathe's kernels and without model.logit_softcap, neither the cache nor the other
-// texts change a token or a bit of its probability: each row of a matrix product is summed
-// separately in one order, attention processes the same blocks of keys, and rows are independent.
-// The same holds for bfloat16 on CPUs that multiply it in float32. With ATen's kernels, native
-// bfloat16 or quantized weights, one row is summed in another order than many rows: logits agree to
-// rounding. A token then differs only where that rounding decides: between two tokens that are
-// almost equally likely, or where a draw falls almost on the boundary between two tokens.
+// Implements TextBatch. In float32 with Lathe's kernels and without model.logit_softcap, neither
+// the cache nor the other texts change a token or a bit of its probability. The reasons are that
+// each row of a matrix product is summed separately in one order, that attention processes the same
+// blocks of keys, and that rows are independent. The same holds for bfloat16 on CPUs that multiply
+// bfloat16 numbers in float32. With ATen's kernels, native bfloat16 or quantized weights, a single
+// row is summed in another order than many rows, so logits are equal only up to rounding. A token
+// then differs only if this rounding decides: between two tokens that are almost equally likely, or
+// if a draw falls almost on the boundary between two tokens.
 #include "train/tasks/text_batch.h"
 
 #include <ATen/ops/tensor.h>
@@ -21,7 +22,7 @@
 namespace lathe {
 namespace {
 
-/// Number of prompt positions whose logits are computed and held in memory together.
+/// The number of prompt positions whose logits are computed and held in memory together.
 constexpr int64_t scored_block = 64;
 
 void penalize(const at::Tensor& logits, const std::vector<int64_t>& ids, double penalty) {
@@ -38,7 +39,7 @@ at::Tensor logits_at(const Model& model, const Variable& x, int64_t begin, int64
   return head_logits(slice(x, 1, begin, end), model.head_weight(), model.logit_softcap()).data();
 }
 
-/// Returns the input of the model's head, or the logits if it has no head.
+/// Returns the input of the model's head. If the model has no head, returns the logits.
 Variable features_of(const Model& model, const at::Tensor& ids_BT) {
   return model.has_head() ? model.features(ids_BT) : model(ids_BT);
 }
@@ -64,7 +65,8 @@ TokenScore score_token(const at::Tensor& logits_V, int64_t id, int64_t top) {
     return a.second > b.second || (a.second == b.second && a.first < b.first);
   };
 
-  // A heap of the `top` likeliest tokens so far, with the least likely of them in front.
+  // score.top is a heap of the `top` likeliest tokens so far, with the least likely of these tokens
+  // in front.
   for (int64_t i = 0; top > 0 && i < n; ++i) {
     const std::pair<int64_t, double> own{i, x[i] - highest - log_total};
     if (std::ssize(score.top) == top) {
@@ -107,8 +109,8 @@ void TextBatch::leave(int64_t row) {
 
 std::vector<NextToken> TextBatch::next() {
   const NoGrad no_grad;
-  // Models in fp8 compute in bfloat16 here: an fp8 layer scales all rows by the largest value among
-  // them, so each text would depend on the others.
+  // Models in fp8 compute in bfloat16 here. An fp8 layer scales all rows by the largest value in
+  // all rows, so each text would depend on the other texts.
   const Autocast autocast({matmul_dtype(options_.compute.dtype), options_.compute.cache});
   const std::vector<at::Tensor> logits = forward();
 
@@ -123,7 +125,7 @@ std::vector<NextToken> TextBatch::next() {
       continue;
     }
 
-    // The reported probability is the model's, without the penalty.
+    // The reported probability is that of the model, without the penalty.
     at::Tensor penalized = own;
     if (text.sampling.repetition_penalty != 1)
       penalize(penalized = own.clone(), text.ids, text.sampling.repetition_penalty);
@@ -141,7 +143,7 @@ std::vector<NextToken> TextBatch::next() {
 
 std::vector<at::Tensor> TextBatch::forward() {
   std::vector<at::Tensor> logits(rows_.size());
-  std::vector<int64_t> together, last;  // texts with one new token, and that token
+  std::vector<int64_t> together, last;  // texts with one new token, and the last token of each
   for (size_t i = 0; i < rows_.size(); ++i) {
     if (!rows_[i].is_taken) continue;
     const auto row = static_cast<int64_t>(i);
@@ -163,8 +165,8 @@ std::vector<at::Tensor> TextBatch::forward() {
   }
 
   if (together.empty()) return logits;
-  // All these texts share one call. The top of this file states when the results have the same bits
-  // as with one call for each text.
+  // All these texts share one call. The top of this file states when the results are bitwise equal
+  // to those of one call for each text.
   const at::Tensor rows =
       cached_logits(together, at::tensor(last, at::kLong).unsqueeze(1).to(options_.device));
   for (size_t i = 0; i < together.size(); ++i)

@@ -1,5 +1,5 @@
-// Texts that a model continues together, one token at a time. A text may join or leave the batch
-// between any two tokens, and has its own sampling.
+// Declares TextBatch, whose texts a model continues together, one token at a time. A text may join
+// or leave the batch between any two tokens. Each text has separate sampling parameters.
 #pragma once
 
 #include <cstdint>
@@ -15,36 +15,39 @@
 
 namespace lathe {
 
-/// A token with its log probability, from the model before any sampling.
+/// Holds a token with its log probability, from the model before any sampling.
 struct TokenScore {
   int64_t id = 0;
   double log_probability = 0;
-  std::vector<std::pair<int64_t, double>> top{};  ///< the likeliest tokens, the likeliest first
+  std::vector<std::pair<int64_t, double>> top{};  ///< the likeliest tokens with their log
+                                                  ///< probabilities, the likeliest token first
 };
 
 /// Returns the log probabilities of token `id` and of the `top` likeliest tokens. Equally likely
 /// tokens are ordered by id. `logits_V` is [V], float64, contiguous and on the CPU.
 TokenScore score_token(const at::Tensor& logits_V, int64_t id, int64_t top);
 
-/// A text that joins a batch.
+/// Describes a text that joins a batch.
 struct BatchText {
   std::vector<int64_t> ids;  ///< the text so far, not empty
   Sampling sampling{};
   uint64_t index = 0;  ///< texts with the same seed and different indices draw different numbers
-  /// Receives, for each token of `ids` but the first, the logits [V] (float64, on the CPU) from
-  /// which the model predicts it, and its position in `ids`. May be null.
+  /// Function that receives the logits [V] (float64, on the CPU) from which the model predicts a
+  /// token of `ids`, and the token's position in `ids`. It is called for every token of `ids` but
+  /// the first. May be null.
   std::function<void(size_t position, const at::Tensor& logits_V)> on_prompt{};
 };
 
-/// The next token of a text.
+/// Holds the next token of a text.
 struct NextToken {
   int64_t row, id;
   at::Tensor logits_V;  ///< float64, on the CPU, before the repetition penalty
-  /// Not empty if a logit is not finite: there is no token then, and the text can't continue.
+  /// The error if a logit is not finite, otherwise empty. With an error, there is no token, and the
+  /// text can't continue.
   std::string error{};
 };
 
-/// The parameters of a batch.
+/// Holds the parameters of a batch.
 struct BatchOptions {
   int64_t texts = 1;     ///< largest number of texts at a time
   int64_t capacity = 0;  ///< largest number of tokens to cache for a text, limited by `context`
@@ -56,9 +59,9 @@ struct BatchOptions {
   bool cache = true;
 };
 
-/// Texts that a model continues together. Token i of a text depends only on the text's ids,
-/// sampling and index, and on i. It is independent of the other texts and of the cache, bit for bit
-/// if Lathe's kernels run in float32 (docs/internals/kernels.md).
+/// Continues texts together. Token i of a text depends only on the text's ids, sampling and index,
+/// and on i. It does not depend on the other texts or on the cache. If Lathe's kernels run in
+/// float32, this holds bit for bit (docs/internals/kernels.md).
 class TextBatch {
  public:
   /// The model must outlive the batch.
@@ -75,22 +78,22 @@ class TextBatch {
   void leave(int64_t row);
   /// Returns the ids of a row's text, including the tokens that were added.
   const std::vector<int64_t>& ids(int64_t row) const { return at(row).text.ids; }
-  /// Adds a token to each text and returns these tokens in the order of the rows. For a text with
-  /// an error, only leave() may be called after that.
+  /// Adds a token to each text and returns these tokens in the order of the rows. After an error in
+  /// a text, only leave() may be called for this text.
   std::vector<NextToken> next();
 
  private:
   struct Row {
     BatchText text;
     bool is_taken = false;
-    uint64_t tokens = 0;  // number of tokens that were added
+    uint64_t tokens = 0;  // number of tokens that next() has added
   };
 
   const Row& at(int64_t row) const { return rows_.at(static_cast<size_t>(row)); }
-  /// Returns the logits [V] of each row that is taken.
+  /// Returns the logits [V] of each row that has a text.
   std::vector<at::Tensor> forward();
-  /// Passes the logits of a prompt to its on_prompt. Stops at the first logits that are not finite,
-  /// and returns them. Otherwise returns the logits for the first token after the prompt.
+  /// Passes the logits of a prompt to the prompt's on_prompt. If logits are not finite, stops at
+  /// them and returns them. Otherwise returns the logits for the first token after the prompt.
   at::Tensor prompt_logits(int64_t row);
   at::Tensor cached_logits(const std::vector<int64_t>& rows, const at::Tensor& ids_BT);
   at::Tensor ids_from(int64_t row, size_t from) const;

@@ -13,8 +13,9 @@
 namespace lathe {
 namespace {
 
-/// Encodes a text. Where it contains the text of a special token, such as <|endoftext|>, encodes
-/// that as ordinary text. `begins`: nothing precedes the text (see BPE::Encoder::encode()).
+/// Encodes a text. If the text contains the name of a special token, such as <|endoftext|>, encodes
+/// this name as ordinary text. `begins`: whether nothing precedes the text (see
+/// BPE::Encoder::encode()).
 std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text,
                                bool begins = true) {
   if (tokenizer.bpe() == nullptr) return tokenizer.encode(text);
@@ -23,8 +24,9 @@ std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text
   return {ids.begin(), ids.end()};
 }
 
-/// Returns the summed loss of `rows`, each of which points to t + 1 tokens: the first t are inputs,
-/// and the last t are their targets. Targets at positions before `from` are not scored.
+/// Returns the summed loss of `rows`. Each row points to t + 1 tokens: the first t tokens are
+/// inputs, and the last t tokens are their targets. Targets at positions before `from` are not
+/// scored.
 double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_t t, int64_t from) {
   const auto n = static_cast<int64_t>(rows.size());
   const at::Tensor ids = at::empty({n, t + 1}, at::kLong);
@@ -41,7 +43,7 @@ double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_
   const double loss =
       token_loss(s.model, {ids.slice(1, 0, t).to(s.device), targets.to(s.device)}, 1).item();
   if (!std::isfinite(loss))
-    fail(Exit::diverged, "the model's loss is ", loss, "; its weights have diverged");
+    fail(Exit::diverged, "the model's loss is ", loss, "; the weights have diverged");
   return loss;
 }
 
@@ -68,7 +70,8 @@ TextScore score_text(const Scoring& s, std::string_view text) {
 
   const int64_t stride = s.stride == 0 ? s.context : s.stride;
   // Windows with the same length and the same first scored position form a batch. If windows
-  // overlap, the first one is a batch of its own, and so is a last window that is shorter.
+  // overlap, the first window forms a separate batch. A shorter last window also forms a separate
+  // batch.
   std::vector<const int64_t*> rows;
   int64_t length = 0, from = 0;
   const auto run = [&] {
@@ -115,7 +118,7 @@ Answer answer(const Scoring& s, const MultipleChoice& c) {
 
     if (std::ssize(of_ending) > s.context) {
       fail(Exit::data, "the ending \"", printable_line(c.endings[static_cast<size_t>(i)]),
-           "\" of a question has ", of_ending.size(), " tokens, and the model's context is ",
+           "\" of a question has ", of_ending.size(), " tokens, but the model's context is ",
            s.context, "; shorten the ending");
     }
     const int64_t t = std::min(s.context, std::ssize(ids) - 1);

@@ -30,9 +30,10 @@ std::vector<std::string> patterns_of(const std::string& list) {
   return all;
 }
 
-/// Returns the layers that get adapters: those that the patterns match or, without a pattern, those
-/// of the blocks (all layers if there are no blocks). A head whose weight the loss uses directly
-/// gets none, since its adapter would never run. Throws Exit::usage if a pattern matches no layer.
+/// Returns the layers that get adapters: the layers that the patterns match. If there are no
+/// patterns, these are the layers of the blocks, or all layers if there are no blocks. A head whose
+/// weight the loss uses directly gets no adapter, since the adapter would never run. Throws
+/// Exit::usage if a pattern matches no layer.
 std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
   const at::Tensor head = model.has_head() ? model.head_weight().data() : at::Tensor();
   std::vector<Linear*> all, in_blocks;
@@ -58,7 +59,7 @@ std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
     for (size_t i = 0; i < std::min<size_t>(paths.size(), 8); ++i)
       there += (i > 0 ? ", " : "") + paths[i];
     fail(Exit::usage, "adapters.layers: \"", printable_line(pattern),
-         "\" matches no linear layer of the model; it has ", there,
+         "\" matches no linear layer of the model; its layers are ", there,
          paths.size() > 8 ? ", ..." : "");
   }
   std::vector<Linear*> found;
@@ -67,10 +68,10 @@ std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
 }
 
 std::string no_layer_text(const RunConfig& config) {
-  return str("adapters.rank = ", adapters_of(config).rank,
-             " has no effect: adapters are added to linear layers, but model.kind = \"",
-             config.model.kind,
-             "\" has none beside its head; leave [adapters] out to train the whole model");
+  return str(
+      "adapters.rank = ", adapters_of(config).rank,
+      " has no effect: adapters are added to linear layers, but model.kind = \"", config.model.kind,
+      "\" has no linear layer beside its head; leave [adapters] out to train the complete model");
 }
 
 /// Returns whether a model of the config has no layer for adapters; false if this is unknown.
@@ -85,7 +86,7 @@ void reset_training_state(RunState& state) {
   state.sink_bytes.clear();
   state.eval_due = state.sample_due = false;
   state.val_loss.reset();
-  state.best_val_loss.reset();  // of the unmerged model
+  state.best_val_loss.reset();  // the best loss was that of the unmerged model
   state.val_step = state.best_step = -1;
   state.evaluations_since_best = 0;
   state.scaler.reset();
@@ -106,7 +107,7 @@ fs::path merge_files(const fs::path& run, const fs::path& checkpoint, RunState s
          " has nothing to merge: its adapters.rank is 0, and one process wrote its checkpoint");
   if (average) {
     fail(Exit::usage, "command line: --weights ema is for adapters, which ", run.string(),
-         " does not have; leave it out");
+         " does not have; leave --weights out");
   }
 
   NewFolder merged(out, stop);
@@ -142,7 +143,7 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
     return ConfigFault{{key}, str(what...)};
   };
 
-  // If another key is set, the rank was probably forgotten.
+  // If another key is set, the user probably forgot the rank.
   if (c.rank == 0) {
     const AnyConfig& own = config.transforms.at("adapters");
     for (const Field& f : own.schema().fields()) {
@@ -171,15 +172,15 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
   }
 
   if (c.double_quant && c.dtype != "nf4")
-    return fault("adapters.double_quant", "adapters.double_quant is for adapters.dtype = \"nf4\"");
+    return fault("adapters.double_quant", "adapters.double_quant needs adapters.dtype = \"nf4\"");
   if (config.amp.dtype == "fp8")
     return fault("amp.dtype", "amp.dtype = \"fp8\" can't be used with adapters; use \"bf16\"");
 
   const bool quantized = c.dtype == "int8" || c.dtype == "nf4";
   if (quantized ? config.amp.dtype == "fp32" : c.dtype != config.amp.dtype) {
     return fault("adapters.dtype", "adapters.dtype = \"", c.dtype, "\" needs amp.dtype = \"",
-                 quantized ? "bf16\" or \"fp16" : c.dtype, "\", but it is \"", config.amp.dtype,
-                 "\"");
+                 quantized ? "bf16\" or \"fp16" : c.dtype, "\", but amp.dtype is \"",
+                 config.amp.dtype, "\"");
   }
 
   if (has_no_layer(config.model))
@@ -203,7 +204,7 @@ LoadedConfig resolve_adapter_base(LoadedConfig loaded) {
   const RunConfig from = saved_config(read_state(base), base);
   if (adapters_of(from).rank > 0) {
     fail(Exit::usage, origin_of(loaded, "adapters.base"), ": ", name,
-         " holds adapters itself; merge it first (`lathe merge`)");
+         " holds adapters; merge them into their base first (`lathe merge`)");
   }
   return adopt_model(std::move(loaded), from.model, "adapters.base");
 }
@@ -211,7 +212,7 @@ LoadedConfig resolve_adapter_base(LoadedConfig loaded) {
 std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
                                  const ModelSizes& sizes, at::Device device) {
   const AdaptersConfig& c = adapters_of(config);
-  // Each tensor rank reads its own part of the base.
+  // Each tensor rank reads only its part of the base.
   const auto cut = [&](Model& shapes) {
     cut_for_tensor_ranks(shapes, {.config = config, .device = device, .matrices = at::kFloat});
   };
@@ -227,8 +228,10 @@ std::string base_hash(const fs::path& base) { return base.empty() ? "" : model_i
 void check_base(const fs::path& base, const RunConfig& config, const std::string& hash) {
   if (const std::string now = base_hash(base); now != hash) {
     fail(Exit::checkpoint, "adapters.base = ", adapters_of(config).base,
-         " is not what the adapters were trained on (checksum ", now, " instead of ", hash,
-         "); if that model was trained further, name the checkpoint itself instead of its run");
+         " is not the model that the adapters were trained on (checksum ", now, " instead of ",
+         hash,
+         "); if that model was trained further, name the earlier checkpoint instead of the model's "
+         "run");
   }
 }
 
@@ -249,7 +252,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
   const fs::path base = find_base(config);
   check_base(base, config, state.base_hash);
 
-  // Merge in float32, whatever dtype the run kept the base in.
+  // Merge in float32, whatever the dtype in which the run kept the base.
   const auto model = load_frozen(base, config, state.sizes, {}, at::kCPU);
   const std::string base_weights = weights_checksum(*model);
   add_adapters(*model, {.config = config, .device = at::kCPU, .matrices = at::kFloat});

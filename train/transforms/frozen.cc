@@ -44,7 +44,7 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
 
   size_t used = 0;
   std::unique_ptr<Model> model;
-  // The parameters have shapes only, until each is loaded.
+  // The parameters have only shapes until their values are loaded.
   {
     const MetaInit guard;
     model = find_model_kind(config.model.kind)->make(config.model.own, sizes);
@@ -57,7 +57,7 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
     const at::Tensor values =
         own_tensor(entry, found.parameter.sizes(), cut_of(found.parameter), path);
     const Variable loaded = keep_frozen(found, values, keep, device);
-    // The values were copied or quantized, so the mapped pages can go.
+    // The values were copied or quantized, so the mapped pages can be released.
     file.release(entry);
     return loaded;
   });
@@ -68,10 +68,10 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
         .to(device, /*non_blocking=*/false, /*copy=*/true);
   });
 
-  // Every parameter and buffer was found, so a difference means unused tensors.
+  // Every parameter and buffer was found, so if the numbers differ, the file has unused tensors.
   if (used != file.tensors().size()) {
-    fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ",
-         used);
+    fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(),
+         " tensors, but the model has ", used);
   }
   return model;
 }

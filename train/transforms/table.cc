@@ -1,4 +1,4 @@
-// The table of transforms, and the functions that use it.
+// Defines the table of transforms, and the functions that use it.
 #include <algorithm>
 #include <exception>
 
@@ -63,7 +63,7 @@ void add_transform(Transform transform) {
                                  [&](const Transform& t) { return t.name == transform.name; });
   LATHE_CHECK(!taken && schema_of<RunConfig>().find(transform.name) == nullptr,
               "there is a transform or section ", transform.name,
-              " already; give yours another name");
+              " already; give your transform another name");
   transform_table().push_back(std::move(transform));
 }
 
@@ -74,9 +74,9 @@ void apply_transforms(Model& model, const TransformContext& context) {
 std::vector<NamedParameter> parameters_to_train(const Model& model, const RunConfig& config) {
   auto trained = trained_parameters(model);
   if (trained.empty()) {
-    fail(Exit::usage, "there is nothing to train: all parameters of this model of model.kind = \"",
-         config.model.kind,
-         "\" are frozen, or it has none; leave out the transform that freezes them");
+    fail(Exit::usage, "there is nothing to train: the model of model.kind = \"", config.model.kind,
+         "\" has no parameters, or all of them are frozen; leave out the transform that freezes "
+         "them");
   }
   return trained;
 }

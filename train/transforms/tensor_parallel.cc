@@ -26,8 +26,8 @@ bool is_cut_too(const NamedParameter& p, int64_t dim) {
   return dim < p.parameter.dim();
 }
 
-/// Returns the rule that cuts a parameter, or null. The first rule that matches a layer applies to
-/// all of its parameters.
+/// Returns the rule that cuts a parameter, or null if no rule does. The first rule that matches a
+/// layer applies to all of the layer's parameters.
 const LayerCut* find_rule(const std::vector<LayerCut>& rules, const NamedParameter& p) {
   const std::string layer = p.path.substr(0, p.path.rfind('.'));
   const auto rule = std::find_if(rules.begin(), rules.end(),
@@ -51,8 +51,8 @@ Variable cut(const NamedParameter& p, const LayerCut& rule) {
   made->part = ranks.rank;
   made->parts = ranks.size;
 
-  // If the complete parameter has no memory yet, the part has none either. A part of a meta tensor
-  // is a meta tensor.
+  // If the complete parameter has no memory yet, the part has no memory either, since a part of a
+  // meta tensor is a meta tensor.
   const at::Tensor values =
       has_memory(whole) || whole.is_meta()
           ? made->part_of(whole)

@@ -4,7 +4,7 @@
 
 namespace lathe {
 
-/// Adagrad, as in torch.optim.Adagrad. Duchi, Hazan and Singer 2011.
+/// Adagrad, as in torch.optim.Adagrad (Duchi, Hazan and Singer 2011).
 struct Adagrad : RuleDefaults {
   static constexpr const char* name = "adagrad";
   static constexpr const char* doc = "learning rates that fall with the sum of squares";

@@ -4,15 +4,15 @@
 
 namespace lathe {
 
-/// Adam, or AdamW if `Decoupled` is true, each with AMSGrad if `Amsgrad` is true, as in
-/// torch.optim. Kingma and Ba 2015; Loshchilov and Hutter 2019; Reddi, Kale and Kumar 2018.
+/// Adam, or AdamW if `Decoupled` is true, as in torch.optim. If `Amsgrad` is true, the rule uses
+/// AMSGrad. References: Kingma and Ba 2015; Loshchilov and Hutter 2019; Reddi, Kale and Kumar 2018.
 template <bool Decoupled, bool Amsgrad>
 struct AdamRule : RuleDefaults {
   static constexpr const char* name = Decoupled ? "adamw" : "adam";
   static constexpr const char* doc =
       Decoupled ? "Adam with decoupled weight decay" : "moments of first and second order";
   static constexpr bool decoupled = Decoupled;
-  static constexpr bool hidden = Amsgrad;  // chosen by a key, optim.amsgrad
+  static constexpr bool hidden = Amsgrad;  // the key optim.amsgrad selects AMSGrad
   static std::vector<RuleState> state(const UpdateRule&) {
     std::vector<RuleState> all{{"exp_avg", 0}, {"exp_avg_sq", 1}};
     if (Amsgrad) all.push_back({"max_exp_avg_sq", 2});

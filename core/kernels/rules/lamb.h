@@ -4,8 +4,8 @@
 
 namespace lathe {
 
-/// The second half of LAMB, after core/kernels/lamb.h has updated the moments. UpdateArgs::lr_scale
-/// must include the ratio of norms |p| / |u|.
+/// The second half of LAMB, which runs after lamb_moments_cpu() (core/kernels/lamb.h) has updated
+/// the moments. UpdateArgs::lr_scale must include the ratio of norms |p| / |u|.
 struct LambApply : RuleDefaults {
   static constexpr const char* name = "lamb_apply";
   static constexpr const char* doc = "";

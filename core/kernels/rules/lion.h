@@ -4,7 +4,7 @@
 
 namespace lathe {
 
-/// Lion. Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
+/// Lion (Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2).
 struct Lion : RuleDefaults {
   static constexpr const char* name = "lion";
   static constexpr const char* doc =

@@ -1,11 +1,11 @@
-// The product of momenta is in StepControl::mu_product, which checkpoints save.
+// Defines NAdam. StepControl::mu_product holds the product of momenta, and checkpoints save it.
 #pragma once
 
 #include "core/kernels/rules/rule.h"
 
 namespace lathe {
 
-/// NAdam, Adam with Nesterov's momentum, as in torch.optim.NAdam. Dozat 2016.
+/// NAdam, which is Adam with Nesterov's momentum, as in torch.optim.NAdam (Dozat 2016).
 struct NAdam : RuleDefaults {
   static constexpr const char* name = "nadam";
   static constexpr const char* doc = "Adam with Nesterov's momentum";

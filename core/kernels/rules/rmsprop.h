@@ -4,7 +4,7 @@
 
 namespace lathe {
 
-/// RMSprop, as in torch.optim.RMSprop. Tieleman and Hinton 2012; Graves 2013.
+/// RMSprop, as in torch.optim.RMSprop (Tieleman and Hinton 2012; Graves 2013).
 struct RMSprop : RuleDefaults {
   static constexpr const char* name = "rmsprop";
   static constexpr const char* doc = "steps divided by a running root mean square";
@@ -21,8 +21,8 @@ struct RMSprop : RuleDefaults {
   LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c) {
     const T square = c.alpha * *s0 + c.one_alpha * g * g,
             mean = c.centered ? *s2 + c.one_alpha * (g - *s2) : T(0);
-    // Rounding can make this difference of two similar numbers negative. PyTorch computes its
-    // square root without a check.
+    // Rounding can make this difference of two similar numbers negative, so replace a negative
+    // difference by 0. PyTorch computes the square root without this check.
     T variance = square - mean * mean;
     variance = variance < 0 ? T(0) : variance;
     const T step = g / (std::sqrt(variance) + c.eps),

@@ -1,5 +1,5 @@
-// A rule is an optimizer whose update of an element needs only that element's parameter, gradient
-// and state.
+// Defines what a rule is: an optimizer whose update of an element needs only the parameter,
+// gradient and state of that element.
 //
 //   struct Mine : RuleDefaults {
 //     static constexpr const char* name = "mine";  // the value of optim.kind
@@ -35,13 +35,13 @@ namespace lathe {
 
 /// A tensor of a rule's state, with the parameter's shape.
 struct RuleState {
-  const char* name;  ///< its name in torch.optim
+  const char* name;  ///< the name of the state in torch.optim
   int place = 0;     ///< index in UpdateArgs::state
   double start = 0;  ///< initial value of the elements
 };
 
-/// A rule's constants, in the type in which the update of a parameter is computed. `first`: it is
-/// the first update.
+/// A rule's constants, in the type in which the update of a parameter is computed. `first` is true
+/// in the first update.
 template <class T>
 struct Coefficients {
   T lr, decay, grad_scale, wd, beta1, one_beta1, beta2, one_beta2, eps, momentum, one_dampening,
@@ -72,14 +72,16 @@ struct Coefficients {
 
 /// Default members of a rule.
 struct RuleDefaults {
-  static constexpr bool hidden = false;  ///< not a value of optim.kind: part of another kind
-  /// The gradient is used unchanged, neither unscaled nor clipped.
+  static constexpr bool hidden = false;  ///< true: the rule is part of another kind, and not a
+                                         ///< value of optim.kind
+  /// Whether the gradient is used unchanged, neither unscaled nor clipped.
   static constexpr bool raw = false;
-  /// Sets the constants that are specific to the rule.
+  /// Sets the coefficients that only this rule uses.
   template <class T>
   LATHE_BOTH static void prepare(Coefficients<T>&, const UpdateRule&, const UpdateArgs&,
                                  const StepControl&) {}
-  /// Changes the step's decision. Called once per update, before any parameter is updated.
+  /// Changes the decision of the step. This function is called once per update, before any
+  /// parameter is updated.
   LATHE_BOTH static void settle(const UpdateRule&, StepControl&) {}
 };
 

@@ -1,5 +1,5 @@
-// Gradient descent, with and without momentum, and the final step of optimizers that compute a
-// direction for a complete tensor.
+// Defines gradient descent, with and without momentum, and the final step of optimizers that
+// compute a direction for a complete tensor.
 #pragma once
 
 #include "core/kernels/rules/rule.h"
@@ -19,10 +19,10 @@ struct Sgd : RuleDefaults {
   }
 };
 
-/// Gradient descent with momentum, as in torch.optim.SGD. Polyak 1964; Sutskever et al. 2013.
+/// Gradient descent with momentum, as in torch.optim.SGD (Polyak 1964; Sutskever et al. 2013).
 struct Momentum : RuleDefaults {
   static constexpr const char* name = "momentum";
-  static constexpr const char* doc = "gradient descent with momentum, Nesterov's too";
+  static constexpr const char* doc = "gradient descent with momentum or Nesterov momentum";
   static constexpr bool decoupled = false;
   static std::vector<RuleState> state(const UpdateRule&) { return {{"momentum_buffer"}}; }
   // v = momentum v + (1 - dampening) g, and v = g in the first update
@@ -34,9 +34,9 @@ struct Momentum : RuleDefaults {
   }
 };
 
-/// p = (1 - lr wd) p - lr g, where UpdateArgs::grad is a direction that was computed from the
-/// gradient, and is used unchanged. With a null grad and lr 0, the parameter stays the same, and
-/// only its working copy and average are updated.
+/// The step p = (1 - lr wd) p - lr g, where g (UpdateArgs::grad) is a direction that was computed
+/// from the gradient. g is used unchanged. If g is null and lr is 0, the parameter stays the same,
+/// and only its working copy and average are updated.
 struct Descend : RuleDefaults {
   static constexpr const char* name = "descend";
   static constexpr const char* doc = "";

@@ -1,4 +1,5 @@
-// Values and gradients at infinities, zeros and far tails, and inputs that must be refused.
+// Tests of values and gradients at infinities, zeros and far tails, and of inputs that must be
+// refused.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
@@ -31,11 +32,12 @@ TEST_CASE("inputs that PyTorch refuses are refused with a sentence", "[extreme_v
       {"flatten from a dim that is not there", [&] { flatten(ones({}), 1); }},
       {"instance_norm of one element", [&] { instance_norm(ones({2, 3, 1})); }},
       {"group_norm of one value a group", [&] { group_norm(ones({2, 3}), 3); }},
-      {"max_pool2d of a window in the padding alone",
+      {"max_pool2d of a window that lies in the padding",
        [&] { max_pool2d(ones({1, 1, 2, 2}), 2, lathe::Pair(1), 1, 3); }},
       {"interpolate_by infinity",
        [&] { interpolate_by(ones({1, 1, 2, 2}), std::numeric_limits<double>::infinity(), 1); }},
-      {"interpolate_by more than fits", [&] { interpolate_by(ones({1, 1, 2, 2}), 1e30, 1); }},
+      {"interpolate_by a factor that is too large",
+       [&] { interpolate_by(ones({1, 1, 2, 2}), 1e30, 1); }},
       {"a float64 loss in Optimizer::step",
        [] {
          Linear layer(3, 2, true);
@@ -65,7 +67,7 @@ std::pair<at::Tensor, at::Tensor> both_gradients(
   return {v.grad(), t.grad()};
 }
 
-TEST_CASE("gradients at infinities and zeros, and without degrees of freedom, match LibTorch's",
+TEST_CASE("gradients at infinities and zeros, or without degrees of freedom, match LibTorch's",
           "[extreme_values]") {
   const double infinite = std::numeric_limits<double>::infinity();
   const auto agree = [](const std::pair<at::Tensor, at::Tensor>& g) {

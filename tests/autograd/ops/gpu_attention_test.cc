@@ -89,7 +89,7 @@ TEST_CASE("a GPU's attention with groups, windows, documents and a cache matches
       const auto ours = attended(c, rounded, dy.to(dtype), at::kCUDA, dtype);
       const auto again = attended(c, rounded, dy.to(dtype), at::kCUDA, dtype);
 
-      // The allowed error is that of two matrix products and a softmax, each rounded.
+      // Two matrix products and a softmax, each of which is rounded, give this allowed error.
       const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-8 : 0x1p-5;
       for (size_t i = 0; i < wanted.size(); ++i) {
         INFO("result " << i);
@@ -97,9 +97,9 @@ TEST_CASE("a GPU's attention with groups, windows, documents and a cache matches
         CHECK(ours[i].equal(again[i]));
       }
 
-      // With one key, another window changes nothing.
+      // The comparison must notice another window, which changes nothing if there is only one key.
       if (c.keys == 1) continue;
-      GroupedCase other = c;  // the control
+      GroupedCase other = c;
       other.scores.window = other.scores.window == 0 ? 2 : other.scores.window - 1;
       CHECK(apart(attended(other, rounded, dy.to(dtype), at::kCUDA, dtype)[0], wanted[0]) > unit);
     }
@@ -125,7 +125,7 @@ TEST_CASE("a GPU's attention on packed projections keeps documents apart", "[gpu
     const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-8 : 0x1p-5;
     for (size_t i = 0; i < 2; ++i) {
       CHECK(apart(ours[i], wanted[i]) < unit);
-      CHECK(apart(joined[i], wanted[i]) > unit);  // the control
+      CHECK(apart(joined[i], wanted[i]) > unit);  // joined documents are noticed
     }
   }
 }
@@ -136,7 +136,7 @@ TEST_CASE("document bounds follow document starts, and are undefined for other s
   const DocumentBounds places = document_bounds(starts);
   CHECK(at::equal(places.begins, torch::tensor({0, 5, 6, 70, 80, 159, 160}, at::kInt)));
   CHECK(places.longest == 79);
-  CHECK(document_bounds(starts).begins.is_same(places.begins));  // cached
+  CHECK(document_bounds(starts).begins.is_same(places.begins));  // from the cache
 
   // A change in place is noticed.
   starts[1].slice(0, 40, 79).fill_(40);

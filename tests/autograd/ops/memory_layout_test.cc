@@ -1,6 +1,6 @@
-// Compares ops that have CPU kernels of their own to float64 LibTorch on the same values, with
-// inputs and cotangents in five memory layouts. Kernels read contiguous rows, so an op must copy
-// other layouts first.
+// Compares ops that have Lathe's CPU kernels to float64 LibTorch on the same values, with inputs
+// and cotangents in five memory layouts. Kernels read contiguous rows, so an op must copy other
+// layouts first.
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
@@ -27,7 +27,7 @@ const char* name(Layout l) {
 }
 
 /// Returns t's values in a layout. Memory around a slice is NaN (0 for ids), so that a kernel that
-/// reads it gives a wrong result. Expanded layouts repeat t's first row or column.
+/// reads this memory gives a wrong result. Expanded layouts repeat t's first row or column.
 at::Tensor lay(const at::Tensor& t, Layout layout) {
   if (!t.defined() || t.dim() == 0) return t;
   switch (layout) {
@@ -137,7 +137,7 @@ std::vector<LayoutCase> layout_cases() {
          const TrainingStep step(step_random);
          return dropout(v[0], 0.4, 11);
        },
-       [](T x, I) {  // the mask itself is checked in the op table
+       [](T x, I) {  // the op table checks the mask itself
          const TrainingStep step(step_random);
          return x[0] * dropout(Variable(torch::ones(x[0].sizes(), at::kDouble)), 0.4, 11).data();
        }}};
@@ -156,8 +156,8 @@ struct Result {
   Tensors grads;
 };
 
-/// Runs an op for a shape, a dtype and a layout of each input (the last one: of the cotangent), and
-/// describes all differences from the oracle.
+/// Runs an op for a shape, a dtype and a layout of each input (the last layout: of the cotangent),
+/// and describes all differences from the oracle.
 class Checker {
  public:
   explicit Checker(const LayoutCase& c) : c_(c) {}

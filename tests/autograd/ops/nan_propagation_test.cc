@@ -1,6 +1,6 @@
-// Values that are not finite: every kernel must pass on a NaN from any position of its inputs, so
-// that a diverged run is noticed, and an intermediate that overflows must not give a wrong finite
-// result.
+// Tests of values that are not finite. Every kernel must pass on a NaN from any position of its
+// inputs, so that a diverged run is noticed. An intermediate that overflows must not give a wrong
+// finite result.
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
@@ -24,10 +24,10 @@ struct NanCase {
   std::vector<Sizes> inputs;
   std::function<Variable(const std::vector<Variable>&)> ours;
   std::function<at::Tensor(const Tensors&)> oracle;
-  bool more = false;  ///< ours may have a NaN where the oracle has none
+  bool more = false;  ///< whether Lathe's result may have a NaN where the oracle has none
 };
 
-constexpr int64_t c = 37;  // whole vectors of 16, 8 and 4 floats, and a part of each
+constexpr int64_t c = 37;  // several vectors of 16, 8 or 4 floats, and an incomplete one
 
 std::vector<NanCase> nan_cases() {
   using V = const std::vector<Variable>&;
@@ -95,7 +95,7 @@ std::vector<NanCase> nan_cases() {
            }}};
 }
 
-/// Returns y and the gradients of all inputs.
+/// Returns the op's result and the gradients of all inputs.
 Tensors run_ours(const NanCase& k, const Tensors& x, const at::Tensor& dy) {
   std::vector<Variable> in;
   for (const auto& t : x) in.push_back(Variable::parameter(t));
@@ -142,7 +142,7 @@ TEST_CASE("a NaN anywhere in an input or a cotangent appears where the formula h
     for (const auto& sizes : k.inputs) x.push_back(torch::randn(sizes, at::kDouble));
     const at::Tensor dy = torch::randn(k.oracle(x).sizes(), at::kDouble);
 
-    // Each run puts a NaN at one position of one input. The first run is a control without a NaN.
+    // Each run puts a NaN at one position of one input. The first run has no NaN.
     struct Place {
       size_t input;
       int64_t at;
@@ -322,8 +322,8 @@ TEST_CASE("ignored rows change neither loss nor gradients, even if they are not 
       CHECK(torch::allclose(dx.slice(0, 1).to(at::kDouble), counted, 1e-5, 1e-6));
     }
 
-    // The same through the head. The ignored row is finite, but its logits are inf, NaN and inf.
-    // The logits of the other row are 1, 2 and 3.
+    // Test the same for the loss of the head. The ignored row is finite, but its logits are inf,
+    // NaN and inf. The logits of the other row are 1, 2 and 3.
     const at::Tensor w = torch::tensor({1.0, 1.0, -2.0, 6.0, 3.0, 3.0}, at::kFloat).view({3, 2});
     const auto head = [&](double big) {
       const Variable x =
@@ -341,7 +341,7 @@ TEST_CASE("ignored rows change neither loss nor gradients, even if they are not 
     CHECK(loss_0 == Approx(wanted).epsilon(1e-6));
     CHECK(dx[0].eq(0).all().item<bool>());
     CHECK(dx.equal(dx_0));
-    CHECK(dw.equal(dw_0));  // a gradient of zero times finite values
+    CHECK(dw.equal(dw_0));  // zero gradients times finite values add nothing
 
     // A NaN in x itself reaches the weight's gradient by 0 * NaN, but neither the loss nor x's
     // gradient.

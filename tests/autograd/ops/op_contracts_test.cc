@@ -1,5 +1,5 @@
-// Contracts of every op and in-place function. The test cases iterate over tables, so a row that is
-// added to a table is checked without further code.
+// Tests of the contracts of every op and in-place function. The test cases iterate over tables, so
+// a row that is added to a table is checked without further code.
 #include <ATen/ops/zeros.h>
 
 #include <functional>
@@ -59,8 +59,8 @@ void change_values(at::Tensor t) {
   }
 }
 
-/// Collects the tensors that ops keep beside their inputs while this is alive: tensor attributes,
-/// and results of integer or bool dtypes.
+/// Collects the tensors that ops keep beside their inputs while this object exists: tensor
+/// attributes, and results of integer or bool dtypes.
 class KeptTensors {
  public:
   Tensors tensors;
@@ -77,7 +77,7 @@ class KeptTensors {
   }};
 };
 
-/// A forward pass: the result, its inputs, and the tensors that the ops kept, inputs included.
+/// A forward pass: the result, the inputs, and the tensors that the ops kept, inputs included.
 struct ForwardPass {
   Variables in;
   Variable y;
@@ -94,8 +94,8 @@ ForwardPass forward_pass(const OpCase& row, at::ScalarType dtype) {
   return pass;
 }
 
-/// Changes each tensor that the row's ops keep, one per pass, and returns the number of passes that
-/// were refused.
+/// Changes each tensor that the row's ops keep, one tensor per pass, and returns the number of
+/// passes that were refused.
 int64_t check_changes(const OpCase& row, at::ScalarType dtype) {
   const ForwardPass first = forward_pass(row, dtype);
   const at::Tensor dy = first.y.data().clone();
@@ -345,12 +345,13 @@ bool names_undefined_input(const std::string& message) {
   return std::regex_match(message, form);
 }
 
-TEST_CASE("every op with an undefined input computes without it, or names it in one sentence",
+TEST_CASE("an op without one of its inputs computes, or names the undefined input in a sentence",
           "[op_contracts]") {
   int64_t refused = 0, computed = 0;
 
   for (const OpCase& row : lathe::test::op_table()) {
-    if (row.op == "interpolate_backward") continue;  // its rows read the dtype of an input
+    if (row.op == "interpolate_backward")
+      continue;  // the rows of this op read the dtype of an input
     for (size_t i = 0; i < row.inputs.size(); ++i) {
       INFO(row.op << " (" << row.label << ") without input " << i);
       const TrainingStep step(lathe::test::step_random);
@@ -367,14 +368,14 @@ TEST_CASE("every op with an undefined input computes without it, or names it in 
       } else {
         INFO(message);
         const bool lacks_bounds =
-            message.find("needs a lower or an upper bound") != std::string::npos;  // clamp's
+            message.find("needs a lower or an upper bound") != std::string::npos;  // clamp
         CHECK((is_sentence(message) && (names_undefined_input(message) || lacks_bounds)));
         ++refused;
       }
     }
   }
 
-  // The control: the table has many rows of both kinds.
+  // The table has many rows of both kinds, so neither check is empty.
   CHECK(computed > 20);
   CHECK(refused > 200);
 }
@@ -410,7 +411,7 @@ TEST_CASE("the result of an elementwise op depends on elements at its position o
     others += *found ? 0 : 1;
   }
   CHECK(checked > 40);
-  CHECK(others > 5);  // the control: softmax, norms and sums over a dim
+  CHECK(others > 5);  // softmax, norms and sums over a dim are recognized as not elementwise
 }
 
 TEST_CASE("functions of several ops name themselves where an input is undefined",
@@ -444,7 +445,7 @@ TEST_CASE("functions of several ops name themselves where an input is undefined"
     CHECK(names_undefined_input(message));
   }
 
-  // The control: a message that names no op is refused.
+  // The check must refuse a message that names no op.
   CHECK_FALSE(names_undefined_input("a Variable is undefined: it holds no tensor"));
 }
 

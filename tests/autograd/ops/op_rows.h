@@ -1,4 +1,4 @@
-// Runs rows of the op table in test cases.
+// Declares check_rows(), which runs rows of the op table in a test case.
 #pragma once
 
 #include "tests/support/catch.h"
@@ -6,7 +6,7 @@
 
 namespace lathe::test {
 
-/// Checks every `step`-th row from `first` on, in a test case.
+/// Checks every `step`-th row of the table, beginning with row `first`.
 inline void check_rows(size_t first, size_t step) {
   const auto& rows = op_table();
   for (size_t i = first; i < rows.size(); i += step) {

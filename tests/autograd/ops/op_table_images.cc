@@ -16,8 +16,8 @@ at::Tensor reference_conv(const at::Tensor& x, const at::Tensor& w, const at::Te
                        at::IntArrayRef{o.padding.h, o.padding.w}, {o.dilation.h, o.dilation.w},
                        o.groups);
 }
-/// Returns LibTorch's gradient, at zero, of a function of one tensor of `sizes` for the cotangent
-/// `dy`. The gradient is differentiable itself.
+/// Returns LibTorch's gradient of the function f of a tensor of zeros of these sizes, for the
+/// cotangent `dy`. The result is differentiable.
 template <class F>
 at::Tensor reference_adjoint(at::IntArrayRef sizes, const at::Tensor& dy, F&& f) {
   const at::AutoGradMode on(true);  // the harness also calls this function without gradients

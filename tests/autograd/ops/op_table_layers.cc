@@ -171,7 +171,7 @@ void add_attention(std::vector<OpCase>& t) {
     const char* label;
     AttentionOptions options;
     bool boolean = false, additive = false;
-    int64_t heads = 2;  // of keys and values
+    int64_t heads = 2;  // heads of keys and values
   };
   AttentionOptions causal, scaled, shared;
   causal.is_causal = true;

@@ -1,5 +1,5 @@
-// Checks every second row of the op table (op_table_test.cc checks the others), and that a row
-// fails if it differs from its oracle by a hundredth.
+// Checks every second row of the op table (op_table_test.cc checks the other rows). Also tests that
+// a row fails if it differs from its oracle by a hundredth.
 #include <ATen/ops/ones.h>
 
 #include "tests/autograd/ops/op_rows.h"
@@ -22,7 +22,7 @@ TEST_CASE("a row that differs from its oracle by a hundredth fails", "[op_table_
     for (const Input& in : row.inputs) x.push_back(at::ones(in.shape, at::kDouble) * in.high);
     if (row.oracle(x).numel() == 0) continue;
     ++tried;
-    // Only the value -1.37 stays the same, and no op returns it everywhere.
+    // Only the value -1.37 stays the same, and no op returns only this value.
     row.oracle = [right = row.oracle](const std::vector<at::Tensor>& v) {
       return right(v) * 1.01 + 0.0137;
     };

@@ -171,7 +171,8 @@ void add_places(std::vector<OpCase>& t) {
                [](T x) { return x[0].gather(1, longs({3, 3, 0, 1}, {2, 2})); }});
 }
 
-/// Adds patterns and the same ops in ATen; tests/autograd/einops_test.cc has hundreds.
+/// Adds patterns, with the same ops in ATen as oracles; tests/autograd/einops_test.cc tests
+/// hundreds of patterns.
 void add_patterns(std::vector<OpCase>& t) {
   t.push_back(
       {"rearrange",

@@ -25,7 +25,7 @@ TEST_CASE("every op has a row in the table", "[op_table]") {
   CHECK(ops.size() > 25);
 }
 
-// x^3 with a backward of 2x^2: right in shape and dtype, wrong in value.
+// Computes x^3 with a backward of 2x^2, which is right in shape and dtype, but wrong in value.
 struct WrongCube {
   static constexpr OpInfo info{.name = "wrong_cube"};
   Saved x{};
@@ -37,7 +37,8 @@ struct WrongCube {
   static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
 };
 
-// A right first derivative with a wrong second one: a factor is a constant instead of the input.
+// Has a right first derivative and a wrong second derivative: a factor is a constant instead of the
+// input.
 struct WrongSecond {
   static constexpr OpInfo info{.name = "wrong_second"};
   Saved x{};

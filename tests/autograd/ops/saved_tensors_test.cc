@@ -110,14 +110,20 @@ std::string page_of(const std::map<std::string, KeptByOp>& ops) {
   std::string page =
       "# What ops keep for backward\n\n"
       "This page lists the tensors that each op keeps for the backward pass, and their size. A "
-      "test that\nruns every row of the op table (`tests/autograd/ops/op_table*.cc`) in float32 "
-      "and in bfloat16 checks\nthe page, and writes it with:\n\n"
+      "test checks\n"
+      "the page: it runs every row of the op table (`tests/autograd/ops/op_table*.cc`) in float32 "
+      "and in\n"
+      "bfloat16. This command writes the page again:\n\n"
       "    LATHE_TEST_WRITE=1 build/tests/lathe_tests \"[saved_tensors]\"\n\n"
-      "\"Other\" tensors are neither inputs nor results of the op. The numbers are bytes per "
-      "element of the\nop's largest tensor. For an op with several rows, the largest number is "
-      "shown. Tensors that share\nmemory count once. The tensors of the rows are small, so weights "
-      "and statistics of a few elements\nweigh more here than in a model. An input without a "
-      "gradient is not kept if no other gradient\ndepends on it.\n\n"
+      "In the column `keeps`, \"other\" tensors are neither inputs nor results of the op. The "
+      "columns `fp32`\n"
+      "and `bf16` show the bytes that the op keeps per element of its largest tensor. If an op has "
+      "several\n"
+      "rows in the op table, they show the largest number. Tensors that share memory count once. "
+      "The\n"
+      "tensors in the op table are small, so weights and statistics of a few elements weigh more "
+      "here than\n"
+      "in a model. An input without a gradient is not kept if no other gradient depends on it.\n\n"
       "| op | keeps | fp32 | bf16 |\n|---|---|---|---|\n";
   for (const auto& [name, kept] : ops) {
     if (name.starts_with("wrong")) continue;
@@ -134,7 +140,7 @@ struct SavedBound {
 /// The bounds of ops that need more than either their inputs or their result, each with its reason.
 const std::map<std::string, SavedBound>& saved_bounds() {
   static const std::map<std::string, SavedBound> bounds{
-      // Attributes of the caller: indices, masks, targets, tables.
+      // These keep attributes that the caller passes: indices, masks, targets, tables.
       {"embedding", {0, 0, 1}},
       {"gather", {0, 0, 1}},
       {"gather_backward", {0, 0, 1}},
@@ -147,31 +153,34 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"rotate", {0, 0, 1}},
       {"scatter_add", {0, 0, 1}},
       {"where", {0, 0, 1}},
-      // The inputs that a chain's gradients depend on, and results of functions such as exp.
+      // This keeps the inputs that a chain's gradients depend on, and results of functions such as
+      // exp.
       {"fused", {3, 0, 2}},
-      // The statistics: a few numbers for each row, group or channel.
+      // These keep the statistics: a few numbers for each row, group or channel.
       {"batch_norm", {3, 0, 2}},
       {"group_norm", {2, 0, 2}},
       {"layer_norm", {3, 0, 2}},
       {"rms_norm", {3, 0, 1}},
-      // The result, the logarithm of the sums over keys (Dao et al. 2022, "FlashAttention"), the
-      // document starts and the angles. ATen's kernel has the result in another order of dims.
+      // These keep the result, the logarithm of the sums over keys (Dao et al. 2022,
+      // "FlashAttention"), the document starts and the angles. ATen's kernel has the result in
+      // another order of dims.
       {"attention", {1, 1, 3}},
       {"grouped_attention", {3, 1, 3}},
-      // The argument of the activation, since the kernel computes both in one pass.
+      // These keep the argument of the activation, since the kernel computes the linear layer and
+      // the activation in one pass.
       {"linear_gelu", {3, 0, 1}},
       {"linear_swiglu", {3, 0, 2}},
-      // Both operands in fp8 and their factors, which are smaller than the inputs.
+      // This keeps both operands in fp8 and their factors, which are smaller than the inputs.
       {"linear_fp8", {0, 0, 4}},
-      // The new state, which the next step keeps as well.
+      // These keep the new state, which the next step keeps as well.
       {"lstm_cell", {2, 1, 0}},
-      // The states of all steps, with those before the first one; the gates of all steps and, in
-      // float32, the cell states.
+      // These keep the states of all steps, with the states before the first step; the gates of all
+      // steps and, in float32, the cell states.
       {"lstm_layer", {6, 2, 2}},
-      // The positions that the results come from.
+      // These keep the positions that the results come from.
       {"max_pool2d", {0, 0, 1}},
       {"topk", {0, 1, 1}},
-      // The result is needed in addition to the input.
+      // These keep the result in addition to the input.
       {"cumprod", {1, 1, 0}},
       {"logsumexp", {1, 1, 0}},
       {"max", {1, 2, 0}},
@@ -179,11 +188,11 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"norm", {1, 1, 0}},
       {"prod", {1, 1, 0}},
       {"std", {1, 1, 0}},
-      // The log probabilities, in the slot of the logits; and the targets, the class of each row,
-      // the mask of ignored rows and the scale.
+      // This keeps the log probabilities, in the slot of the logits. It also keeps the targets, the
+      // class of each row, the mask of ignored rows and the scale.
       {"cross_entropy", {1, 0, 4}},
-      // The gradients, which are computed in forward, and the targets. Both inputs are for second
-      // derivatives; the weight is a parameter, and x is the last norm's result.
+      // This keeps the gradients, which are computed in forward, and the targets. Second
+      // derivatives need both inputs; the weight is a parameter, and x is the last norm's result.
       {"linear_cross_entropy", {2, 0, 3}},
   };
   return bounds;
@@ -255,7 +264,7 @@ int64_t saved_bytes_of(const Variable& y) {
   return bytes;
 }
 
-TEST_CASE("a tensor needed only for the gradient of an untrained input is not kept",
+TEST_CASE("an op does not keep a tensor that only the gradient of an untrained input needs",
           "[saved_tensors]") {
   const Variable x = Variable::parameter(torch::randn({8, 16})), c(torch::randn({8, 16})),
                  w = Variable::parameter(torch::randn({16, 16})), frozen(torch::randn({16, 16}));

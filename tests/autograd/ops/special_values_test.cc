@@ -98,7 +98,7 @@ TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros a
 
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     for (const ValueCase& k : cases) check(k, {torch::tensor(at, dtype)});
-    // A running sum is NaN from its first NaN on, so the other values come first here.
+    // All values of a running sum after a NaN are NaN, so the other values come first here.
     check(cases.back(),
           {torch::tensor({-0.0, 0.5, -3.0, 1e-30, infinite, 88.0, -infinite, 1.0}, dtype)});
   }
@@ -232,7 +232,7 @@ TEST_CASE("an in-place op reuses memory, and never gives a wrong gradient", "[sp
   CHECK_THAT(error_of([&] { relu_(parameter); }),
              ContainsSubstring("relu_(float64[4,3])") && ContainsSubstring("NoGrad"));
 
-  // sigmoid_ saves its result, so a later change of it is noticed.
+  // sigmoid_ saves its result, so a later change of the result is noticed.
   Variable late = linear(x, w);
   sigmoid_(late);
   {

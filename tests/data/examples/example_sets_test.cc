@@ -176,14 +176,14 @@ TEST_CASE("inputs and targets are normalized by statistics of the training examp
   REQUIRE(data->train_size() == 210);
   REQUIRE(data->val_size() == 90);
   const auto m = read_example_manifest(dir);
-  // Read from the file which rows are for training.
+  // The files show which rows are for training.
   const ExampleArray train(dir / "train_inputs.npy", ""), val(dir / "val_inputs.npy", "");
   std::vector<std::vector<double>> columns(4);
   std::vector<double> targets, example(4);
   for (int64_t i = 0; i < 210; ++i) {
     train.read(i, example.data());
     CHECK(example ==
-          table.inputs[static_cast<size_t>(example[0])]);  // the same bits as in the text
+          table.inputs[static_cast<size_t>(example[0])]);  // unchanged from the text, to the bit
     for (size_t c = 0; c < 4; ++c) columns[c].push_back(example[c]);
     targets.push_back(table.targets[static_cast<size_t>(example[0])]);
   }
@@ -202,7 +202,7 @@ TEST_CASE("inputs and targets are normalized by statistics of the training examp
     // of a deviation.
     CHECK(std::fabs(m.inputs.mean[c] - mean) <= 1e-6 * deviation);
     CHECK(std::fabs(m.inputs.scale[c] - deviation) <= 1e-6 * deviation);
-    // The control: the mean of all rows differs.
+    // The mean of all rows differs from the mean of the training examples.
     std::vector<double> all;
     for (const auto& row : table.inputs) all.push_back(row[c]);
     CHECK(std::fabs(m.inputs.mean[c] - by_definition(all).first) > 1e-4 * deviation);
@@ -227,7 +227,7 @@ TEST_CASE("inputs and targets are normalized by statistics of the training examp
   CHECK((b.inputs.select(1, 2) == 0).all().item<bool>());  // a constant feature stays finite
 }
 
-TEST_CASE("one-pass statistics agree with the definition, also if the first value is far off",
+TEST_CASE("one-pass statistics agree with the definition, even if the first value is far off",
           "[example_sets]") {
   std::mt19937 random(3);
   std::normal_distribution<double> normal;
@@ -240,7 +240,7 @@ TEST_CASE("one-pass statistics agree with the definition, also if the first valu
     const auto [mean, deviation] = by_definition(x);
     CHECK(one.result().mean[0] ==
           Approx(mean).epsilon(1e-12));  // 5000 roundings, which mostly cancel
-    CHECK(one.result().scale[0] == Approx(deviation).epsilon(1e-10));  // the same, squared
+    CHECK(one.result().scale[0] == Approx(deviation).epsilon(1e-10));  // roundings of squares
   }
 
   // Two channels of six elements each, compared with all their elements together.
@@ -337,7 +337,7 @@ TEST_CASE("images are shifted and mirrored as by LibTorch, and each way is equal
       const auto untouched =
           way_of.find(str(p.targets[i].item<int64_t>(), " ") + bytes_of(p.inputs[i]));
       REQUIRE(untouched != way_of.end());
-      CHECK(untouched->second == std::pair(false, int64_t{12}));  // no shift
+      CHECK(untouched->second == std::pair(false, int64_t{12}));  // an image that was not shifted
     }
   }
   // Of 4000 samples, 2000 are mirrored with a standard deviation of 32, and each way occurs 160
@@ -444,7 +444,7 @@ TEST_CASE("folds cover all examples once, stratified, and normalize by their tra
 
   CHECK(validated.size() == 103);
   CHECK(std::set<int64_t>(validated.begin(), validated.end()).size() == 103);
-  CHECK(hashes.size() == 1);  // the same contents
+  CHECK(hashes.size() == 1);  // the hash does not depend on the fold
   CHECK(hashes.count(open_examples(config_of(dir))->hash()) == 1);
 }
 
@@ -457,7 +457,7 @@ TEST_CASE("evaluation reads the validation split in order, and its last batch is
   const auto m = read_example_manifest(dir);
   const auto rows = rows_of(all_val(*data), m.inputs.mean[0], m.inputs.scale[0]);
   CHECK(rows.size() == 30);
-  CHECK(std::is_sorted(rows.begin(), rows.end()));  // as the file had them
+  CHECK(std::is_sorted(rows.begin(), rows.end()));  // in the order of the file
   const ExampleArray val(dir / "val_inputs.npy", "");
   for (int64_t i = 0; i < 30; ++i) {
     std::vector<double> x(4);
@@ -488,7 +488,7 @@ TEST_CASE("keys that do not fit the data are reported", "[example_sets]") {
     return std::string();
   };
 
-  // The control, then keys that need images.
+  // The default keys are accepted. Keys that need images are not.
   CHECK(problem([](DataConfig&) {}).empty());
   CHECK_THAT(problem([](DataConfig& c) { c.flip = true; }),
              ContainsSubstring("data.flip") && ContainsSubstring("--shape C,H,W"));
@@ -627,7 +627,7 @@ TEST_CASE("a manifest that claims longer examples than the file has is refused",
   const ArrayInfo all{.file = "x.safetensors", .tensor = "x", .type = ArrayType::f32, .xxh3 = sum};
   m.train = {.examples = 6, .inputs = all, .targets = all};
   write_example_manifest(f.path(), m);
-  CHECK(open_examples(config_of(f.path()))->train_size() == 6);  // the control
+  CHECK(open_examples(config_of(f.path()))->train_size() == 6);  // the right size is accepted
   m.input_sizes = {3};
   m.inputs = {{0, 0, 0}, {1, 1, 1}};
   write_example_manifest(f.path(), m);
@@ -671,7 +671,7 @@ TEST_CASE("a changed byte is found by verify, the hash and the manifest's own ch
              ContainsSubstring("manifest.json") && ContainsSubstring("own checksum"));
 }
 
-TEST_CASE("a partial evaluation has each class in proportion, also in sorted data",
+TEST_CASE("a partial evaluation has each class in proportion, even in sorted data",
           "[example_sets]") {
   const TempFolder f;
   Table table = numbered(200, 1);

@@ -160,7 +160,7 @@ TEST_CASE("files that are not arrays are refused with an error that names the fi
     return problem(npy(1, text, std::string(bytes, 'x')));
   };
 
-  CHECK(problem(from_numpy()).empty());  // the control
+  CHECK(problem(from_numpy()).empty());  // the complete file is accepted
   for (size_t n = 0; n < from_numpy().size(); ++n)
     CHECK(!problem(from_numpy().substr(0, n)).empty());
   CHECK_THAT(problem(from_numpy() + "x"),

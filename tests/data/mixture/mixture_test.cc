@@ -36,7 +36,7 @@ TEST_CASE("in every 65536 windows, each source has exactly its share, and each o
       seen[source][static_cast<size_t>(here)] = true;
     }
     CHECK(count == std::vector<int64_t>{32767, 1, 19661, 13107});
-    for (size_t s = 0; s < 4; ++s) {  // none left out
+    for (size_t s = 0; s < 4; ++s) {  // no window is left out
       CHECK(std::ssize(seen[s]) == count[s]);
       next[s] += count[s];
     }
@@ -53,14 +53,14 @@ TEST_CASE("in every 65536 windows, each source has exactly its share, and each o
   CHECK(counts({2, 5, 0.00001, 3}) == std::vector<int64_t>{13107, 32767, 1, 19661});
   CHECK(counts({1, 1, 1.0001}) == std::vector<int64_t>{21845, 21845, 21846});
 
-  // Within a part of a round, shares are near those of the round: within 3 standard deviations of
-  // drawing without replacement.
+  // Within a part of a round, shares are near the shares of the round: they differ by at most 3
+  // standard deviations of drawing without replacement.
   int64_t first = 0;
   for (int64_t i = 1000; i < 3000; ++i) first += sampler(i).source == 0;
   CHECK(std::abs(first - 1000) < 3 * std::sqrt(2000 * 0.25));
 }
 
-/// Prepares a mixture in `mix`. Each source has a letter of its own, so that windows show their
+/// Prepares a mixture in `mix`. Each source has a different letter, so that windows show their
 /// source; the training part of "cc" is half c and half d.
 void prepare_mixture(const TempFolder& f) {
   for (const char* name : {"aa", "bb"}) write_file(f / name, std::string(4000, name[0]));
@@ -285,7 +285,7 @@ TEST_CASE("continuing a killed preparation notices changes of the input and the 
   CHECK(fs::file_size(f / "out/aa/train.bin") != fs::file_size(f / "whole/aa/train.bin"));
 }
 
-TEST_CASE("a run on a mixture has the same bits when resumed, and reports the loss of each source",
+TEST_CASE("a resumed run on a mixture is bitwise exact, and reports the loss of each source",
           "[mixture]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());

@@ -1,4 +1,4 @@
-// Compressed files for tests.
+// Implements gzipped(), which compresses text for tests.
 #pragma once
 
 #include <zlib.h>

@@ -37,7 +37,8 @@ std::string marked_text(const fs::path& folder, const char* split) {
   return text + (learned ? "]" : "");
 }
 
-/// Returns options that prepare a.jsonl of a folder into its "out", all of it for training.
+/// Returns options that prepare a.jsonl of `folder` into its subfolder "out", without a validation
+/// split.
 DocumentOptions instruction_options(const fs::path& folder) {
   DocumentOptions o{.source = {.files = {(folder / "a.jsonl").string()},
                                .format = "instructions",
@@ -120,7 +121,7 @@ TEST_CASE("a completion's tokens are those that generation appends to its prompt
     o.out = f / str("out", static_cast<int>(rule));
     prepare_documents(o);
 
-    // The space that these tokenizers put before a text is not put between prompt and completion.
+    // These tokenizers put a space before a text, but not between a prompt and its completion.
     std::vector<int32_t> wanted{1};  // <s>, with which prompts begin
     BPE::Encoder encoder(*o.tokenizer.bpe());
     encoder.encode("abc", wanted, SpecialText::text);
@@ -179,8 +180,8 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
           "[conversations]") {
   const std::vector<ChatMessage> one{{"user", " Hi"}},
       ruled{{"system", "Rule."}, {"user", "Hi"}, {"assistant", "Ho "}, {"user", "A"}};
-  // `text` is the output of apply_chat_template, rendered by hand. Texts of special tokens in it
-  // are encoded as these tokens.
+  // `text` is the output of apply_chat_template, rendered by hand. In it, the text of a special
+  // token is encoded as that token.
   const auto asks = [](const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
                        const std::string& text) {
     CHECK(ChatTemplate(tokenizer, "", "").encode_prompt(messages) == tokenizer.encode(text));
@@ -204,7 +205,7 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
        "<|end_header_id|>\n\nHo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nA<|eot_id|>"
        "<|start_header_id|>assistant<|end_header_id|>\n\n");
 
-  // Controls: without a template, nothing is added or trimmed.
+  // If a tokenizer has no template, no system message is added and no text is trimmed.
   asks(chatml_tokens(), one, "<|im_start|>user\n Hi<|im_end|>\n<|im_start|>assistant\n");
   asks(llama3_tokens(), one,
        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n Hi<|eot_id|>"
@@ -227,8 +228,8 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
   CHECK_THAT(error_of([&] { set_chat_template(named, "nowhere"); }),
              ContainsSubstring("--chat-template") && ContainsSubstring("nowhere"));
 
-  // Templates are refused if they write another format, or have a date, an exception, a macro or
-  // ChatML within a loop, or if they change an answer.
+  // Templates are refused if they write another format, if they contain a date, an exception, a
+  // macro or ChatML within a loop, or if they change an answer.
   for (const std::string& other :
        {std::string("{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endfor %}"),
         "{{ strftime_now('%d') }}" + std::string(chatml_template),
@@ -316,7 +317,7 @@ TEST_CASE("ShareGPT's and Alpaca's formats are read as chats", "[conversations]"
   }
 }
 
-TEST_CASE("chat templates are rendered as by jinja2, and hostile ones are refused",
+TEST_CASE("chat templates are rendered as jinja2 renders them, and hostile ones are refused",
           "[conversations]") {
   const Json variables{{"messages",
                         {{{"role", "user"}, {"content", " u1 "}},
@@ -324,7 +325,8 @@ TEST_CASE("chat templates are rendered as by jinja2, and hostile ones are refuse
                          {{"role", "user"}, {"content", "u2"}}}},
                        {"yes", true}};
   const std::optional<std::string> none;
-  // As jinja2 3.1 renders them with trim_blocks and lstrip_blocks.
+  // Each row has a template and the output of jinja2 3.1 with trim_blocks and lstrip_blocks, or
+  // nullopt if the template must be refused.
   const std::vector<std::pair<std::string, std::optional<std::string>>> table{
       {"a\n", "a"},
       {"a\n\n", "a\n"},
@@ -368,7 +370,7 @@ TEST_CASE("chat templates are rendered as by jinja2, and hostile ones are refuse
     CHECK(render_jinja(text, variables) == wanted);
   }
 
-  // A downloaded template may be hostile: depth, time and memory have limits.
+  // A downloaded template may be hostile, so its depth, time and memory are limited.
   const auto repeated = [](const std::string& text, int n) {
     std::string all;
     for (int i = 0; i < n; ++i) all += text;
@@ -379,7 +381,7 @@ TEST_CASE("chat templates are rendered as by jinja2, and hostile ones are refuse
     for (int i = 0; i < n; ++i) all += before + std::to_string(i) + after;
     return all;
   };
-  // A text of 32 KB.
+  // This template makes a text of 32 KB.
   const std::string large = "{% set x = 'a' %}" + repeated("{% set x = x ~ x %}", 15);
   const std::string set_text = " = '" + std::string(30000, 'a') + "' %}";
   for (const std::string& text :
@@ -413,7 +415,7 @@ TEST_CASE("chat templates are rendered as by jinja2, and hostile ones are refuse
   CHECK(render_jinja("{{ 50000*40000 + 50000*40000 }}", variables) == "4000000000");
 }
 
-TEST_CASE("a role that the template writes in a form of its own is refused", "[conversations]") {
+TEST_CASE("a role that the template writes under another name is refused", "[conversations]") {
   const TempFolder f;
   write_file(f / "a.jsonl",
              R"({"messages": [{"role": "user", "content": "Q"}, {"role": "tool", "content": "T"},)"
@@ -496,7 +498,7 @@ TEST_CASE("a warning reports steps without a target, and `find lr` leaves them o
   const std::string warned = lathe({"train", "tiny.toml", "--train.steps=12"}).err;
   const size_t at = warned.find("no target");
   REQUIRE(at != std::string::npos);
-  CHECK(warned.find("no target", at + 1) == std::string::npos);  // once
+  CHECK(warned.find("no target", at + 1) == std::string::npos);  // the warning appears once
 
   const std::string out = lathe({"find", "lr", "tiny.toml", "--steps=60"}).out;
   const Json found = parse_json(out.substr(out.rfind('{')), "", Exit::internal);
@@ -558,7 +560,7 @@ TEST_CASE(
     const auto got = losses(out);
     REQUIRE(got.size() == wanted.size());
     for (size_t i = 0; i < 10; ++i)
-      CHECK(got[i] == Approx(wanted[i]).epsilon(1e-5));  // float32 sums, ten updates
+      CHECK(got[i] == Approx(wanted[i]).epsilon(1e-5));  // float32 rounding over ten updates
   }
 
   // The loss is a mean over the learned targets. At first it is about the logarithm of the

@@ -1,4 +1,4 @@
-// PNG and JPEG files for tests, written by libpng and libjpeg.
+// Creates PNG and JPEG files for tests with libpng and libjpeg.
 #pragma once
 
 #include <png.h>
@@ -9,7 +9,7 @@
 #include <functional>
 #include <string>
 #include <vector>
-// libjpeg's header needs <cstdio> before it.
+// jpeglib.h requires this include after <cstdio>.
 #include <jpeglib.h>
 
 namespace lathe::test {
@@ -55,7 +55,7 @@ struct JpegForm {
   J_COLOR_SPACE space = JCS_RGB;
   int channels = 3;
   bool progressive = false;
-  bool apart = false;  ///< writes a separate scan for each of three channels
+  bool apart = false;  ///< whether each of the three channels has a separate scan
 };
 
 /// Returns the bytes of a JPEG file of the best quality, from pixels [height, width, channels].
@@ -66,7 +66,7 @@ inline std::string jpeg_of(int64_t height, int64_t width, std::vector<uint8_t> p
   info.err = jpeg_std_error(&errors);
   jpeg_create_compress(&info);
   unsigned char* bytes = nullptr;
-  unsigned long size = 0;  // libjpeg's own type
+  unsigned long size = 0;  // the type that jpeg_mem_dest() takes
   jpeg_mem_dest(&info, &bytes, &size);
   info.image_height = static_cast<JDIMENSION>(height);
   info.image_width = static_cast<JDIMENSION>(width);

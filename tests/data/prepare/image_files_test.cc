@@ -29,7 +29,7 @@ ImagePixels decoded(const std::string& bytes, int64_t channels) {
   return pixels;
 }
 
-/// Returns sample i of a row of samples of `depth` bits.
+/// Returns sample i of a row whose samples have `depth` bits.
 uint32_t sample_of(const uint8_t* row, int depth, int64_t i) {
   if (depth == 16) return static_cast<uint32_t>(row[2 * i] << 8 | row[2 * i + 1]);
   if (depth == 8) return row[i];
@@ -61,7 +61,7 @@ TEST_CASE("every form of PNG is decoded to the nearest 8-bit values", "[image_fi
         }
         const std::string file = png_of(height, width, rows, png);
 
-        // The formula is value * 255 / (2^depth - 1). Only 16 bits need rounding.
+        // The formula is value * 255 / (2^depth - 1). Only samples of 16 bits need rounding.
         ImagePixels wanted;
         const bool gray = form.samples < 3 && png.palette.empty();
         for (int64_t i = 0; i < height * width; ++i) {
@@ -96,7 +96,7 @@ TEST_CASE("every form of PNG is decoded to the nearest 8-bit values", "[image_fi
   }
 }
 
-TEST_CASE("JPEG files are decoded, gray and colored, progressive and not", "[image_files]") {
+TEST_CASE("gray and colored JPEG files, progressive or not, are decoded", "[image_files]") {
   constexpr int64_t height = 24, width = 17;
   for (const bool progressive : {false, true}) {
     for (const int channels : {1, 3}) {
@@ -131,14 +131,14 @@ std::vector<double> torch_resized(const ImagePixels& image, int64_t height, int6
 
 TEST_CASE("resized images agree with LibTorch and the formula", "[image_files]") {
   std::vector<double> out;
-  // From 4 to 2 pixels, the triangular filter is 4 pixels wide. Its weights are 1/8, 3/8, 3/8 and
-  // 1/8, or 3/7, 3/7 and 1/7 where the border cuts it off.
+  // If a row is resized from 4 to 2 pixels, the triangular filter is 4 pixels wide. Its weights are
+  // 1/8, 3/8, 3/8 and 1/8. Where the border cuts the filter off, they are 3/7, 3/7 and 1/7.
   const ImagePixels row{10, 50, 90, 250};
   resize_image(row, 1, 4, 1, 1, 2, out);
   CHECK(out == std::vector<double>{std::round((3 * 10 + 3 * 50 + 90) / 7.0),
                                    std::round((50 + 3 * 90 + 3 * 250) / 7.0)});
-  // From 2 to 4 pixels, values between the centers of pixels are interpolated, and outer values
-  // stay.
+  // If a column is resized from 2 to 4 pixels, values between the centers of the 2 pixels are
+  // interpolated, and the outer values stay the same.
   resize_image(ImagePixels{0, 100}, 2, 1, 1, 4, 1, out);
   CHECK(out == std::vector<double>{0, 25, 75, 100});
 

@@ -17,7 +17,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// A folder with a folder of images for each class, and the example set prepared from it.
+/// A folder with one subfolder of images for each class, and the example set prepared from it.
 struct ImageFolderCase {
   TempFolder f;
   ExampleOptions options{.val_share = 0};
@@ -38,8 +38,8 @@ struct ImageFolderCase {
     prepare_examples(options);
     return read_example_manifest(options.out);
   }
-  /// Checks that prepare() throws an error with this exit code whose message names these facts, and
-  /// that no output folder is left.
+  /// Checks that prepare() throws an error with the exit code `code`, that its message contains
+  /// each of `facts`, and that no output folder is left.
   void refused(Exit code, const std::vector<std::string>& facts) {
     INFO(facts.at(0));
     std::optional<Exit> given;
@@ -152,7 +152,8 @@ TEST_CASE("a manifest with unknown \"images\", or whose other keys contradict it
   }
 }
 
-/// Returns a PNG file whose header states the given size, which its data do not have.
+/// Returns a PNG file whose header states the given size, although its data are those of a 4 x 4
+/// image.
 std::string png_claiming(uint32_t height, uint32_t width) {
   std::string file = png_of(4, 4, random_bytes(48, 1));
   const auto put = [&](size_t at, uint32_t value) {
@@ -164,12 +165,12 @@ std::string png_claiming(uint32_t height, uint32_t width) {
   return file;
 }
 
-TEST_CASE("a file that is not a readable image is refused by its name, and nothing is made",
+TEST_CASE("a file that is not a readable image is refused with its name, and no output is left",
           "[image_folders]") {
   ImageFolderCase c;
   const std::string png = png_of(6, 8, random_bytes(144, 1)),
                     jpeg = jpeg_of(16, 8, random_bytes(384, 2));
-  CHECK(c.prepare().train.examples == 4);  // the control
+  CHECK(c.prepare().train.examples == 4);  // without a bad file, preparing succeeds
   const auto bad = [&](const std::string& name, const std::string& bytes, const std::string& what) {
     write_file(c.f / "in/cat" / name, bytes);
     c.refused(Exit::data, {"in/cat/" + name, what});
@@ -201,8 +202,8 @@ TEST_CASE("a file that is not a readable image is refused by its name, and nothi
     return file + "\xFF\xD9";
   };
   bad("a.jpg", repeated(98), "100 scans");
-  write_file(c.f / "in/cat/scans.jpg", repeated(97));  // the control
-  write_file(c.f / "in/cat/png.jpg", png);             // contents determine the format, not names
+  write_file(c.f / "in/cat/scans.jpg", repeated(97));  // one scan fewer is accepted
+  write_file(c.f / "in/cat/png.jpg", png);             // contents, not names, determine the format
   CHECK(c.prepare().train.examples == 6);
 }
 
@@ -218,7 +219,7 @@ TEST_CASE("a folder without a folder of images for each class is refused", "[ima
   fs::create_directories(c.f / "in/\xFF");
   c.refused(Exit::data, {"class", "UTF-8"});
   fs::remove(c.f / "in/\xFF");
-  CHECK(c.prepare().train.examples == 4);  // the control
+  CHECK(c.prepare().train.examples == 4);  // the remaining folders are valid
   fs::remove_all(c.f / "in/dog");
   c.refused(Exit::data, {"target is cat"});
   fs::remove_all(c.f / "in/cat");
@@ -229,7 +230,7 @@ TEST_CASE("a folder without a folder of images for each class is refused", "[ima
   c.refused(Exit::data, {in, "not a folder"});
 }
 
-TEST_CASE("a stop while images are read leaves nothing", "[image_folders]") {
+TEST_CASE("a stop while images are read leaves no output", "[image_folders]") {
   ImageFolderCase c;
   int calls = 0;
   c.options.stop = [&] { return ++calls == 7; };
@@ -272,7 +273,7 @@ TEST_CASE("flags for images are refused for other formats and with wrong values"
   }
   CHECK(outcome({"--size", "4"}, "a.csv").code == 2);
   CHECK(outcome({"--format", "images"}, "a.csv").code == 3);
-  // Without the flag, the error for a folder of images recommends the flag.
+  // If a folder of images is given without --format images, the error recommends that flag.
   const Finished hinted = outcome({});
   CHECK(hinted.code == 3);
   CHECK_THAT(hinted.err, ContainsSubstring("--format images"));

@@ -69,16 +69,18 @@ TEST_CASE("compressed files decompress to their text, and damage is detected",
     }
 
     if (pack == zstandard) {
-      // A frame of three bytes that decoders skip, with which pzstd begins its files.
+      // pzstd begins its files with a frame of three bytes, which decoders skip.
       write_file(f / "a", std::string("\x50\x2a\x4d\x18\x03\0\0\0abc", 11) + pack(text));
       CHECK(all_of(f / "a", 1 << 20) == text);
     }
 
-    // Data that expands a lot: after the whole file was read, the decoder still holds text.
+    // This data expands so much that the decoder still holds text after it has read the complete
+    // file.
     write_file(f / "a", pack(std::string(3'000'000, 'x')));
     CHECK(all_of(f / "a", 1000) == std::string(3'000'000, 'x'));
 
-    // A file that ends early, and a file with other bytes after the compressed data.
+    // A file that ends early is refused, and so is a file with other bytes after the compressed
+    // data.
     const std::string packed = pack(text);
     write_file(f / "a", packed.substr(0, packed.size() / 2));
     CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }),
@@ -182,7 +184,7 @@ TEST_CASE("JSON Lines give the same tokens with any number of workers and any co
     CHECK(contents(o.out) == contents(f / "one"));
   }
 
-  // Several shards have the same tokens in the same order.
+  // If the output has several shards, they have the same tokens in the same order.
   o.shard_tokens = 50000;
   o.out = f / "shards";
   prepare_documents(o);
@@ -213,7 +215,7 @@ TEST_CASE("lines that are not documents are refused with their line numbers",
   CHECK_THAT(refusal(good + "\n[1]\n"),
              ContainsSubstring("a.jsonl:4") && ContainsSubstring("\"text\""));
 
-  // Lines that are not valid JSON.
+  // Lines that are not valid JSON are refused.
   CHECK_THAT(refusal(good + "{\"text\": \"x\n"),
              ContainsSubstring("a.jsonl:3") && ContainsSubstring("JSON"));
   CHECK_THAT(refusal(good + "{\"text\": \"x\"} x\n"),
@@ -221,7 +223,7 @@ TEST_CASE("lines that are not documents are refused with their line numbers",
   CHECK_THAT(refusal(line_of("ab\x01") + "{\"text\": \"\xFF\"}\n"),
              ContainsSubstring("a.jsonl:2") && ContainsSubstring("JSON"));
 
-  // Files without any text.
+  // Files without any text are refused.
   CHECK_THAT(refusal("\n\n"), ContainsSubstring(" 0 tokens"));
   CHECK_THAT(refusal(line_of("")), ContainsSubstring(" 0 tokens") && ContainsSubstring("1 empty"));
 }
@@ -250,7 +252,7 @@ TEST_CASE("documents are dropped, repaired and split by their content, and all o
   CHECK(counts["empty"] == 1);
   const auto in_val = counts["in_validation"].get<int>();
   CHECK((in_val > 45 && in_val < 105));
-  // Reordering the documents leaves each of them in its split.
+  // If the documents are reordered, each of them stays in its split.
   std::vector<std::string> reversed;
   for (int i = 299; i >= 0; --i) reversed.push_back(line_of(str("document ", i, " of some")));
   lines.clear();
@@ -308,7 +310,7 @@ TEST_CASE("texts are split at separators, and long ones are read in parts withou
   prepare_documents(parts);
   CHECK(split_ids(f / "parts", "train") == wanted);
   CHECK(counts_of(f / "parts")["read"] == 1);
-  // Standard input gives the same data.
+  // If the same text comes from standard input, the prepared data are the same.
   write_file(f / "long.gz", gzipped(text));
   const std::string lathe = (binary_folder() / "lathe").string();
   const auto shell = [&](const std::string& words) {
@@ -366,7 +368,7 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
     o.out = f / "parts";
     o.progress_seconds = 0;
     int64_t asked = 0, times = 0;
-    for (const int64_t after : {5, 3, 6}) {  // calls of `stop`, one for each part
+    for (const int64_t after : {5, 3, 6}) {  // stops after so many calls, one per part
       asked = 0;
       o.stop = [&] { return ++asked > after; };
       const std::string what = error_of([&] { prepare_documents(o); });
@@ -380,7 +382,7 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
             std::ofstream(entry.path(), std::ios::app) << "torn";
         }
       }
-      if (times == 2) {  // another command starts over, and then so does the first one
+      if (times == 2) {  // another command starts over, and afterwards the first command does
         DocumentOptions other = o;
         other.tokenizer = Tokenizer::byte();
         asked = -3;
@@ -424,8 +426,8 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
   fs::remove(f / "parts/.unfinished-train_000000.bin");
   prepare_documents(o);
   CHECK((contents(f / "parts") == wanted));
-  // A flipped bit in the written data makes the preparation start over, in a full shard as well as
-  // in the last one.
+  // A flipped bit in the written data makes the preparation start over, whether the bit is in a
+  // full shard or in the last shard.
   for (const int64_t shard : {int64_t{100'000'000}, int64_t{200'000}}) {
     for (const bool by_hash : {true, false}) {
       INFO("shards of " << shard

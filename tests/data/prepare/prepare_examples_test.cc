@@ -56,7 +56,8 @@ struct Prepared {
   std::vector<std::vector<double>> rows(const std::string& split = "train") {
     return rows_of(options.out, split);
   }
-  /// Returns the message of the error, or "". Checks its exit code and that no output is left.
+  /// Prepares the files, and returns the message of the error, or "" if there is none. Checks that
+  /// an error has the exit code `code` and leaves no output.
   std::string problem(const std::vector<std::string>& files, Exit code = Exit::data) {
     try {
       (*this)(files);
@@ -87,7 +88,7 @@ TEST_CASE("CsvReader reads fields, quotes, line ends and byte-order marks", "[pr
   CHECK(reader.line() == 4);
   CHECK(reader.where(2) == "t.csv:4: column 2");
 
-  // The end of the file.
+  // The reader is now at the end of the file.
   CHECK(!reader.next(fields));
   CHECK(reader.at() == text.size());
 
@@ -107,7 +108,7 @@ TEST_CASE("CsvReader reads fields, quotes, line ends and byte-order marks", "[pr
              ContainsSubstring("UTF-16"));
   CHECK_THAT(problem("1,2\r3,4\r"),
              ContainsSubstring("t.csv") && ContainsSubstring("tr '\\r' '\\n'"));
-  CHECK(problem("1,2\r").empty());  // the end of a last line without its line feed
+  CHECK(problem("1,2\r").empty());  // the last line's \r needs no line feed
   CHECK_THAT(problem("1," + std::string(70000, 'x')),
              ContainsSubstring("t.csv:1: column 2") && ContainsSubstring("65536 bytes"));
   CHECK_THAT(problem(std::string(1000000, ',')),
@@ -128,7 +129,7 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(p.rows() == Rows{{1, 2.5, 1}, {3, 4, 0}, {5, 6, 0}});
   CHECK(m.train.inputs.type == ArrayType::f64);
 
-  // There is no header, and integers are classes in numerical order.
+  // This table has no header, and its integer targets are classes in numerical order.
   m = p.csv("1,2,10\n3,255,9\n");
   CHECK(m.labels == std::vector<std::string>{"9", "10"});
   CHECK(p.rows() == Rows{{1, 2, 1}, {3, 255, 0}});
@@ -136,8 +137,8 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(p.csv("1,2,10\n3,256,9\n").train.inputs.type == ArrayType::f64);
   CHECK(p.csv("1,2,10\n3,-1,9\n").train.inputs.type == ArrayType::f64);
 
-  // A first line whose texts occur again is not a header, even if there is an empty cell below
-  // them.
+  // A first line is not a header if its texts occur again in later lines, even if an empty cell is
+  // in between.
   p.options.table.missing = "drop";
   CHECK(p.csv("1.5,a,x\n2,,y\n3,a,x\n4,b,y\n").train.examples == 3);
   CHECK(p.csv("size,mark,kind\n2,,y\n3,a,x\n4,b,y\n").train.examples == 2);
@@ -145,10 +146,10 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   // A dropped line adds no category and causes no error, wherever its empty cell is.
   m = p.csv("mark,size,kind\na,1,x\nc,,y\nb,3,y\n\xff,4,\na,5,y\n");
   CHECK(m.train.examples == 3);
-  CHECK(m.input_sizes == std::vector<int64_t>{3});  // a, b and size
+  CHECK(m.input_sizes == std::vector<int64_t>{3});  // the categories a and b, and size
   p.options.table.missing = "error";
 
-  // Targets with fractions, or with many different integers, make it a regression.
+  // Targets with fractions, or with many different integers, make the task a regression.
   m = p.csv("a,b\n1,0.25\n2,0.5\n");
   CHECK(m.task == "regression");
   CHECK(m.labels.empty());
@@ -168,7 +169,8 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(p.csv(few).task == "regression");
   p.options.task = "";
 
-  // Column names may be numbers, as pandas writes them, or only the target may have a name.
+  // All column names may be numbers, as pandas writes them, or only the target may have a name that
+  // is not a number.
   CHECK(p.csv("0,1,2,3,4\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 2);
   CHECK(p.csv("0,1,2,3,5\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 3);
   CHECK(p.csv("0,1,label\n5,6,0\n5,6,1\n").train.examples == 2);
@@ -202,7 +204,7 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
              ContainsSubstring("--shape 1x3") && ContainsSubstring("2 numbers"));
   p.options.shape = {};
 
-  // Several files with the same columns.
+  // Several files must have the same columns.
   p.write("b.csv", "a,2,c\n7,8,3\n");
   p.csv(table);
   CHECK(p({"a.csv", "b.csv"}).train.examples == 3);
@@ -214,14 +216,14 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
 TEST_CASE("invalid cells of a table are refused with their line and column", "[prepare_examples]") {
   Prepared p;
   const std::string good = "a,b,kind\n1,2,x\n3,4,y\n";
-  CHECK(p.csv_problem(good).empty());  // the control
+  CHECK(p.csv_problem(good).empty());  // a table without a fault is accepted
   const auto refused = [&](const std::string& line, const std::vector<std::string>& facts) {
     INFO(line);
     const std::string message = p.csv_problem(good + line + "\n");
     for (const auto& fact : facts) CHECK_THAT(message, ContainsSubstring(fact));
   };
 
-  // Cells, then the number of columns, then targets.
+  // The faults are in cells, then in the number of columns, then in targets.
   refused("1,,x", {"a.csv:4: column 2 (b)", "empty"});
   refused("1,2,", {"a.csv:4: column 3 (kind)", "empty"});
   refused("1,two,x", {"a.csv:4: column 2 (b)", "\"two\"", "number"});
@@ -241,7 +243,7 @@ TEST_CASE("invalid cells of a table are refused with their line and column", "[p
   CHECK_THAT(p.csv_problem("1,2\n2,0.5\n3,NA\n"),
              ContainsSubstring("a.csv:3: column 2") && ContainsSubstring("is text"));
 
-  // Whole files.
+  // These faults concern the complete file, not one cell.
   CHECK_THAT(p.csv_problem(",a,b\n0,1,x\n1,2,y\n"),
              ContainsSubstring("a.csv:1: column 1") && ContainsSubstring("no name"));
   CHECK_THAT(p.csv_problem("a|b\n1|2\n"), ContainsSubstring("a.csv") &&
@@ -253,7 +255,7 @@ TEST_CASE("invalid cells of a table are refused with their line and column", "[p
   CHECK_THAT(p.csv_problem("1,x\n2,x\n"),
              ContainsSubstring("a.csv") && ContainsSubstring("target is x"));
 
-  // Targets that do not fit the task.
+  // Targets that do not fit the task are refused.
   p.options.task = "regression";
   CHECK_THAT(p.csv_problem(good), ContainsSubstring("a.csv:2: column 3 (kind)") &&
                                       ContainsSubstring("\"x\"") && ContainsSubstring("number"));
@@ -266,7 +268,7 @@ TEST_CASE("invalid cells of a table are refused with their line and column", "[p
   CHECK_THAT(p.csv_problem(labels),
              ContainsSubstring("65536") && ContainsSubstring("number of classes"));
 
-  // Files that are missing or have another format.
+  // Files that are missing or have another format are refused.
   CHECK_THAT(p.problem({"nowhere.csv"}), ContainsSubstring((p.f / "nowhere.csv").string()));
   p.write("a.gz",
           "\x1F\x8B\x08"
@@ -318,7 +320,7 @@ TEST_CASE("IDX files and arrays become the same examples", "[prepare_examples]")
   CHECK(m.train.inputs.type == ArrayType::f32);
   CHECK(m.train.targets.type == ArrayType::i16);
   p.options.task = "";
-  // Targets of several numbers.
+  // A target may consist of several numbers.
   p.write("y2.npy", npy("|i1", "(3, 2)", "abcdef"));
   m = p({"x.npy", "y2.npy"});
   CHECK(m.task == "regression");
@@ -353,7 +355,7 @@ TEST_CASE("IDX files and arrays become the same examples", "[prepare_examples]")
   CHECK_THAT(p.problem({"x.npy", "y.npy"}, Exit::usage), ContainsSubstring("--target first"));
 }
 
-TEST_CASE("the validation split is a share of each class, or files of its own",
+TEST_CASE("the validation split is a share of each class, or comes from separate files",
           "[prepare_examples]") {
   Prepared p;
   std::string text;
@@ -377,8 +379,8 @@ TEST_CASE("the validation split is a share of each class, or files of its own",
   CHECK(all.size() == 100);
 
   p.csv(text);
-  CHECK(p.rows("val") == first);  // the same each time
-  CHECK(first.front()[0] < 50);   // not the tail of the file
+  CHECK(p.rows("val") == first);  // the split is the same each time
+  CHECK(first.front()[0] < 50);   // the split is not the tail of the file
 
   // A class of one example stays in training.
   p.options.val_share = 0.9;
@@ -386,13 +388,14 @@ TEST_CASE("the validation split is a share of each class, or files of its own",
   REQUIRE(p.rows().size() == 2);
   CHECK(p.rows()[0] == std::vector<double>{1, 0});
 
-  // Validation examples from a file of their own.
+  // Validation examples can come from a separate file.
   p.write("val.csv", "200,odd\n201.25,rare\n");
   p.options.val_inputs = {(p.f / "val.csv").string()};
   CHECK(p.csv(text).train.examples == 100);
   CHECK(p.rows("val") == Rows{{200, 1}, {201.25, 2}});
 
-  // A class or a number of columns that the training file does not have.
+  // A validation file with a class or a number of columns that the training file does not have is
+  // refused.
   p.write("val.csv", "200,odd\n201.25,new\n");
   CHECK_THAT(p.csv_problem(text), ContainsSubstring("val.csv:2: column 2") &&
                                       ContainsSubstring("\"new\"") && ContainsSubstring("class"));
@@ -424,7 +427,7 @@ int prepare_killed(const ExampleOptions& options, const std::string& point, int 
   return WEXITSTATUS(status);
 }
 
-TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's file is lost",
+TEST_CASE("an interrupted preparation is repeated by the same call, and no user's file is lost",
           "[prepare_examples]") {
   const TempFolder f;
   std::string text;
@@ -435,7 +438,8 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's
   const std::set<std::string> files{"manifest.json", "train_inputs.npy", "train_targets.npy",
                                     "val_inputs.npy", "val_targets.npy"};
   CHECK(names(f / "whole") == files);
-  CHECK(prepare_killed(options, "none", 1) == static_cast<int>(Exit::usage));  // it holds data
+  CHECK(prepare_killed(options, "none", 1) ==
+        static_cast<int>(Exit::usage));  // the folder has data
 
   int n = 0;
   for (const auto& [point, times] :
@@ -450,7 +454,7 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's
 
     REQUIRE(prepare_killed(options, point, times) == 137);
     CHECK(!fs::exists(options.out / "manifest.json"));
-    REQUIRE(prepare_killed(options, point, times) == 137);  // and once more
+    REQUIRE(prepare_killed(options, point, times) == 137);  // killed a second time
 
     prepare_examples(options);
     CHECK(slurp(options.out / "notes.txt") == "mine");
@@ -570,7 +574,7 @@ TEST_CASE("text columns become one input per category", "[prepare_examples]") {
   CHECK(m.input_sizes == std::vector<int64_t>{1});
   p.options.table.id.clear();
 
-  // A first line whose texts occur again is data, not a header.
+  // A first line whose texts occur again in later lines is data, not a header.
   m = p.csv("red,1,x\nblue,2,y\nred,3,x\n");
   CHECK(m.train.examples == 3);
   CHECK(!m.table->has_header);
@@ -579,7 +583,8 @@ TEST_CASE("text columns become one input per category", "[prepare_examples]") {
   CHECK_THAT(p.csv_problem("a,b\nred,x\n5,y\n"), ContainsSubstring("a.csv:3: column 1 (a)") &&
                                                      ContainsSubstring("\"5\"") &&
                                                      ContainsSubstring("\"red\""));
-  // Numbers with commas are not categories, in a column of texts and as targets.
+  // Values that are all numbers with commas are refused, in a column of inputs as well as in the
+  // targets. If another text is among them, they are categories.
   CHECK_THAT(p.csv_problem("a;kind\n1,5;x\n2,5;y\n"), ContainsSubstring("a.csv: column 1 (a)") &&
                                                           ContainsSubstring("\"1,5\"") &&
                                                           ContainsSubstring("commas"));
@@ -687,7 +692,7 @@ TEST_CASE("a manifest records how a table was read, and older manifests need no 
     return error_of([&] { read_example_manifest(p.options.out); });
   };
   CHECK(changed([](auto&) {}).empty());
-  CHECK(changed([](auto& c) { c.table.reset(); }).empty());  // an older one
+  CHECK(changed([](auto& c) { c.table.reset(); }).empty());  // an older manifest
   CHECK_THAT(changed([](auto& c) {
                c.table->columns.pop_back();
                c.table->columns.pop_back();
@@ -700,7 +705,8 @@ TEST_CASE("a manifest records how a table was read, and older manifests need no 
 
 TEST_CASE("channels-last images are stored with channels first", "[prepare_examples]") {
   Prepared p;
-  // Two images of 2 x 3 pixels with 3 channels, each element with its own number.
+  // The array has two images of 2 x 3 pixels with 3 channels, and a different number in each
+  // element.
   std::string pixels;
   for (char x = 0; x < 36; ++x) pixels += x;
   p.write("x.npy", npy("|u1", "(2, 2, 3, 3)", pixels));
@@ -715,7 +721,7 @@ TEST_CASE("channels-last images are stored with channels first", "[prepare_examp
   CHECK(p.rows()[0] ==
         std::vector<double>{0, 3, 6, 9, 12, 15, 1, 4, 7, 10, 13, 16, 2, 5, 8, 11, 14, 17, 0});
   CHECK(m.inputs.mean.size() == 3);
-  CHECK(m.inputs.mean[0] == Approx(7.5 + 9));  // of both images
+  CHECK(m.inputs.mean[0] == Approx(7.5 + 9));  // the mean over both images
   p.write("flat.npy", npy("|u1", "(2, 18)", pixels));
   CHECK_THAT(p.problem({"flat.npy", "y.npy"}, Exit::usage), ContainsSubstring("--layout hwc") &&
                                                                 ContainsSubstring("flat.npy") &&

@@ -66,7 +66,7 @@ TEST_CASE("shards have the bytes that earlier builds wrote", "[prepare]") {
     return text;
   };
 
-  // Checksums from an earlier build, which kept complete texts in memory.
+  // These checksums are from an earlier build, which kept complete texts in memory.
   CHECK(made("char", 0.1, 100'000'000) ==
         "char 37 36; train.bin 33300 a904565fb7ae69cb; val.bin 3700 b11ea94ea7f697be");
   CHECK(made("char", 0.25, 7000) ==
@@ -83,9 +83,8 @@ TEST_CASE("shards have the bytes that earlier builds wrote", "[prepare]") {
         "e029d9cbaec0f07a");
 }
 
-TEST_CASE(
-    "characters across the edge of two pieces are decoded, and malformed ones there are refused",
-    "[prepare]") {
+TEST_CASE("a character that is cut between two pieces is decoded if it is valid, and else refused",
+          "[prepare]") {
   const TempFolder f;
   constexpr size_t piece = size_t{4} << 20;
   for (const std::string& wide :
@@ -110,7 +109,7 @@ TEST_CASE(
 
       if (before == 0 || before == wide.size()) continue;
       fs::remove_all(f / "out");
-      write_file(f / "in.txt", text.substr(0, piece));  // cut within the character
+      write_file(f / "in.txt", text.substr(0, piece));  // the file ends within the character
       CHECK_THAT(
           error_of([&] {
             prepare({.inputs = {(f / "in.txt").string()}, .out = f / "out", .tokenizer = "char"});
@@ -142,7 +141,7 @@ TEST_CASE("memory does not grow with the input", "[prepare][process_memory]") {
   CHECK(r.code == 0);
   rusage usage{};
   REQUIRE(getrusage(RUSAGE_CHILDREN, &usage) ==
-          0);  // the largest child so far; other tests of this tag start no large ones
+          0);  // the largest child so far; other tests with this tag start no large ones
   CHECK(usage.ru_maxrss < 256 * 1024);
 }
 
@@ -181,7 +180,7 @@ TEST_CASE("a preparation that was killed at any moment can be repeated, also wit
         CHECK(error == "");
       else
         CHECK_THAT(error, ContainsSubstring("no val.bin"));
-      REQUIRE(prepare_in("lathe_faults", out, kill) == 128 + 9);  // and once more
+      REQUIRE(prepare_in("lathe_faults", out, kill) == 128 + 9);  // killed a second time
       // A command with larger shards, which have other names, leaves none of the previous files.
       fs::copy(f / out, f / (out + "b"));
       CHECK(lathe_in(f, {"prepare", "text.txt", "--out", out + "b"}).code == 0);
@@ -309,7 +308,7 @@ TEST_CASE("a user's file in the folder of an interrupted preparation is not dele
   CHECK(lathe_in(f, command).code == 0);
   CHECK(slurp(f / "out/train.bin") == theirs);
 
-  // A folder with a shard that no preparation has written.
+  // A folder with a shard that no preparation has written is refused.
   fs::create_directories(f / "raw");
   write_file(f / "raw/val.bin", "mine");
   CHECK(lathe_in(f, {"prepare", "text.txt", "--out", "raw"}).code == 2);
@@ -327,11 +326,11 @@ TEST_CASE("a folder in which data is being prepared is refused", "[prepare]") {
     CHECK_THAT(r.err, ContainsSubstring("out is in use") && ContainsSubstring("`lathe prepare`"));
   }
   CHECK((names(f / "out") ==
-         std::set<std::string>{ClaimedFolder::lock_name}));  // the lock of the holder
+         std::set<std::string>{ClaimedFolder::lock_name}));  // only the other command's lock
 }
 
 TEST_CASE(
-    "a preparation removes the lock file of one that was killed, and no other file named lock",
+    "a preparation removes the lock file of a killed preparation, and no other file named lock",
     "[prepare]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(2000));
@@ -339,7 +338,7 @@ TEST_CASE(
   write_file(f / "out/lock", "mine");
   const std::vector<std::string> command{"prepare", "text.txt", "--out", "out"};
 
-  // Killed before it has written anything.
+  // Kill a preparation before it has written anything.
   REQUIRE(run({.binary = "lathe_faults",
                .args = command,
                .folder = f.path(),
@@ -439,7 +438,7 @@ TEST_CASE("files that are not text are refused without --binary", "[prepare]") {
                                   ContainsSubstring(type));
       CHECK(!fs::exists(f / "out"));
     }
-    CHECK(prepared("text.txt", flags).code == 0);  // the controls
+    CHECK(prepared("text.txt", flags).code == 0);  // files of text are accepted
     CHECK(prepared("word.txt", flags).code == 0);
   }
   CHECK(prepared("latin.txt", {}).code == 0);
@@ -489,7 +488,7 @@ TEST_CASE("the error of a Parquet file has the command that converts it", "[prep
     CHECK(!fs::exists(f / "out"));
   }
 
-  CHECK(lathe_in(f, {"prepare", "word.txt", "--out", "out"}).code == 0);  // the controls
+  CHECK(lathe_in(f, {"prepare", "word.txt", "--out", "out"}).code == 0);  // these are accepted
   CHECK(lathe_in(f, {"prepare", "a.parquet", "--out", "out2", "--tokenizer", "byte", "--binary"})
             .code == 0);
 }

@@ -163,7 +163,7 @@ TEST_CASE("the code for known patterns finds the pieces that the patterns match"
       for (uint64_t n = random() % 12; n > 0; --n) text += parts[random() % parts.size()];
       INFO(text);
       REQUIRE(pieces_of(pattern, text) ==
-              pieces_of("(?:" + pattern + ")", text));  // in a group, it is not a known pattern
+              pieces_of("(?:" + pattern + ")", text));  // within a group, the pattern is unknown
     }
   }
 }
@@ -183,12 +183,12 @@ TEST_CASE("encoding agrees with a simple implementation, and decoding gives the 
       for (const int64_t id : plain_encode(d, piece)) expected.push_back(id);
     }
     std::vector<int32_t> ids;
-    encoder.encode(text, ids);  // with the cache of previous texts
+    encoder.encode(text, ids);  // this encoder has a cache of previous texts
     INFO(text);
     REQUIRE(std::vector<int64_t>(ids.begin(), ids.end()) == expected);
     REQUIRE(bpe.decode(expected) == text);
   }
-  const std::string run(100000, 'a');  // in n log n steps
+  const std::string run(100000, 'a');  // encoding a run takes n log n steps
   std::vector<int32_t> ids;
   encoder.encode(run, ids);
   CHECK(bpe.decode({ids.begin(), ids.end()}) == run);
@@ -249,7 +249,7 @@ TEST_CASE("training agrees with a simple implementation on any number of threads
   }
   const BPEDefinition d = trained_on(f, sample_text(20000), 300);
   CHECK(d.tokens.size() == 300);
-  // The same documents as lines of JSON, and compressed.
+  // The same documents as JSON Lines, or compressed, give the same tokenizer.
   const std::string line = Json{{"body", sample_text(20000)}}.dump() + "\n";
   write_file(f / "a.jsonl", line);
   write_file(f / "a.jsonl.gz", gzipped(line));
@@ -281,7 +281,7 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
   CHECK(read_bpe(f / "tokenizer.json") == d);
   CHECK(read_bpe(f.path()) == d);
 
-  // GPT-2's two files.
+  // The tokenizer may be in the two files of GPT-2's format.
   const Json json = bpe_to_json(d);
   const fs::path old = f / "old";
   make_folders(old);
@@ -320,7 +320,7 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
   refused([](Json& j) { j["model"]["merges"][0] = "a"; }, "not \"a\"");
   refused([](Json& j) { j["model"].erase("merges"); }, "\"merges\"");
 
-  // The token at the beginning of a text, and added tokens that are not special.
+  // A tokenizer may have a token at the beginning of a text, and added tokens that are not special.
   Json begins = json;
   begins["post_processor"] = {{"type", "Sequence"},
                               {"processors",
@@ -332,13 +332,13 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
   const size_t last = d.tokens.size() - 1;
   begins["added_tokens"].push_back({{"id", last + 1}, {"content", "<tool>"}, {"special", false}});
   begins["added_tokens"].push_back(
-      {{"id", 259}, {"content", printed_token(d, 259)}});  // in the vocabulary as well
+      {{"id", 259}, {"content", printed_token(d, 259)}});  // the vocabulary has it as well
   const BPEDefinition marked = bpe_from_json(begins, "t.json");
   CHECK(marked.begin == 0);
   CHECK_FALSE(marked.special[1].special);
   CHECK(bpe_from_json(bpe_to_json(marked), "t.json") == marked);
-  // Other programs also encode pairs of texts, each of which begins with the token, the second with
-  // type 1.
+  // Other programs also encode pairs of texts. Each text of a pair begins with that token, and the
+  // second text has type 1.
   const Json written = bpe_to_json(marked)["post_processor"];
   CHECK(written["type"] == "TemplateProcessing");
   CHECK(written["single"] ==
@@ -404,7 +404,7 @@ TEST_CASE(
   CHECK(encoded(each,
                 "a\xE2\x96\x81"
                 "b")
-            .first == "_|a|_|b");  // U+2581 is a space
+            .first == "_|a|_|b");  // U+2581 in a text counts as a space
   CHECK(encoded(each, "ab</s>ab").first == "_ab|</s>|_ab");
   CHECK(encoded(without, "</s> ab</s>ab").first == "</s>|_ab|</s>|_ab");
   CHECK(encoded(first, "ab</s>ab").first == "_ab|</s>|ab");
@@ -425,9 +425,9 @@ TEST_CASE(
     d.patterns.emplace_back(metaspace_pattern);
     const BPEDefinition again = bpe_from_json(bpe_to_json(d), "t.json");
     CHECK(again == d);
-    CHECK(encoded(BPE(again, "t"), "a  ab").first.ends_with("a|_|_ab"));  // at each space
+    CHECK(encoded(BPE(again, "t"), "a  ab").first.ends_with("a|_|_ab"));  // split at each space
   }
-  // In Gemma's files, a tab has its own token instead of a byte's, and a run of spaces is an added
+  // In Gemma's files, a tab has its own token instead of a byte token. A run of spaces is an added
   // token as well as a result of merges.
   Json gemma = bpe_to_json(sentencepiece(SpaceBefore::none));
   Json& vocabulary = gemma["model"]["vocab"];
@@ -604,7 +604,7 @@ TEST_CASE("a run on BPE data trains, resumes and generates, and `lathe tokenizer
   refused({"tokenizer", "train", "nothing.txt", "--out", "new/er"}, 3, "nothing.txt");
   CHECK(!fs::exists(f / "new"));
 
-  // On a full disk neither the file nor its folders stay.
+  // If the disk is full, the command leaves neither the file nor its folders.
   const Finished full = run({.binary = "lathe_faults",
                              .args = {"tokenizer", "train", "in.txt", "--out", "new/er"},
                              .folder = f.path(),

@@ -25,7 +25,7 @@ std::vector<std::string> pieces_of(const BPE& bpe, const std::string& text,
   return pieces;
 }
 
-/// Returns `d` as it is after it was written to a tokenizer.json and read.
+/// Returns `d` after it was written as a tokenizer.json and read again.
 BPEDefinition reread(const BPEDefinition& d) { return bpe_from_json(bpe_to_json(d), "test"); }
 
 TEST_CASE("an added token that is text is found in every text", "[tokenizer_folders]") {
@@ -43,7 +43,7 @@ TEST_CASE("an added token that is text is found in every text", "[tokenizer_fold
   CHECK(error_of([&] { pieces_of(bpe, "<|end|>", SpecialText::refuse); }) != "");
   CHECK(reread(d) == d);
 
-  // Texts are divided at line breaks only if no added token extends past one.
+  // Texts are divided at line breaks only if no added token extends past a line break.
   d.patterns = {gpt2_pattern};
   CHECK(BPE(d, "test").ends_at_lines());
   d.special.push_back({static_cast<int32_t>(d.tokens.size()), "a\nb", /*special=*/false});
@@ -91,7 +91,8 @@ TEST_CASE("a document ends with the end token that the settings name", "[tokeniz
   t.set_settings(s);
   CHECK(t.document_end() == 256);
 
-  // Chat tokens that were added as text end a turn. Others, such as </s>, do not end a document.
+  // An <|im_end|> that was added as text ends a turn. Other tokens that were added as text, such as
+  // </s>, do not end a document.
   BPEDefinition d = byte_tokenizer_with({"</s>", "<|im_start|>", "<|im_end|>"}).bpe()->definition();
   for (SpecialToken& token : d.special) token.special = false;
   Json json{{"kind", "bpe"}};
@@ -123,7 +124,7 @@ TEST_CASE("a split at a literal text is written as that text; syntax of other en
   CHECK(cursor.next() == "a.b");
   CHECK(cursor.next() == "aab");
 
-  // Runs of earlier versions have the text as a pattern.
+  // Runs of earlier versions store that text as a pattern.
   split["pattern"] = {{"Regex", d.patterns.at(0)}};
   CHECK(bpe_from_json(json, "test") == d);
 
@@ -160,14 +161,14 @@ struct SlowFolder {
   }
 };
 
-TEST_CASE("a vocab.json gets its tokenizer class's pattern, and added tokens of files beside it",
+TEST_CASE("a vocab.json is read with its tokenizer class's pattern and added tokens of other files",
           "[tokenizer_folders]") {
   const SlowFolder f;
   const BPEDefinition plain = read_bpe(f.folder.path());
   CHECK(plain.patterns == std::vector<std::string>{gpt2_pattern});
   CHECK(plain.special.empty());
 
-  // Older folders: special tokens are those that a configuration names.
+  // In older folders, the special tokens are those that a configuration file names.
   write_file(f.folder / "special_tokens_map.json", R"({"eos_token": "<|im_end|>"})");
   BPEDefinition d = f.with("added_tokens.json", {{"<|im_end|>", 256}, {"<tool>", 257}});
   REQUIRE(d.special.size() == 2);
@@ -203,9 +204,9 @@ TEST_CASE("a vocab.json gets its tokenizer class's pattern, and added tokens of 
              ContainsSubstring("added_tokens_decoder"));
 }
 
-TEST_CASE("merges of a character that stands for its byte are written as that character",
+TEST_CASE("a character whose token replaces a byte token is written as that character in merges",
           "[tokenizer_folders]") {
-  // Gemma's vocabulary has a tab instead of the token of that byte.
+  // Gemma's vocabulary has the token "\t" instead of the byte token <0x09>.
   Json json = bpe_to_json(sentencepiece(SpaceBefore::none));
   Json& vocab = json["model"]["vocab"];
   const auto tab = vocab.at("<0x09>").get<int32_t>();

@@ -57,7 +57,7 @@ TEST_CASE("a row is one document, padded or truncated", "[padded]") {
     CHECK(training->targets(n++) == count_targets(b));
     for (int64_t row = 0; row < 3; ++row) seen.insert(row_text(b, row));
   }
-  // Three epochs of seven documents.
+  // The batches cover three epochs of seven documents.
   CHECK(seen.size() == 21);
   for (const char* row : {".____>$", "..b__>b$", ".cc__>cc$", "..ddd>ddd$", ".eeee>eeee$",
                           "..fff>ffff", ".gggg>ggggg"}) {

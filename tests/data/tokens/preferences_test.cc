@@ -116,7 +116,7 @@ TEST_CASE("lines that are not preferences are refused with their number", "[pref
   const std::string good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
   const std::string hi = says("user", "Hi"), yes = says("assistant", "Yes");
 
-  // Each line, and words by which its error differs from the errors of the others.
+  // Each pair has a line, and words that only the error for that line contains.
   const std::vector<std::pair<std::string, std::string>> faults{
       {"{\"prompt\": \"a\", \"chosen\": \"b\"}", "\"rejected\""},
       {"{\"chosen\": \"b\", \"rejected\": \"c\"}", "\"prompt\""},
@@ -146,7 +146,7 @@ TEST_CASE("lines that are not preferences are refused with their number", "[pref
     CHECK_THAT(message, ContainsSubstring(".jsonl:2") && ContainsSubstring(words));
   }
 
-  CHECK(rows_text(pairs_of(f, good, chat_tokens())) != "");  // the control
+  CHECK(rows_text(pairs_of(f, good, chat_tokens())) != "");  // accepted
 }
 
 /// Returns lines of n pairs with prompts of one to three bytes.
@@ -158,7 +158,7 @@ std::string many_pairs(int n) {
   return lines;
 }
 
-TEST_CASE("the validation split begins with a pair", "[preferences]") {
+TEST_CASE("the validation split begins at the start of a pair", "[preferences]") {
   const TempFolder f;
   for (const double share : {0.1, 0.23, 0.5, 0.77}) {
     const fs::path dir = pairs_of(f, many_pairs(40), Tokenizer::byte(), share);
@@ -172,7 +172,8 @@ TEST_CASE("the validation split begins with a pair", "[preferences]") {
   }
 }
 
-TEST_CASE("batches have the chosen answers, then the rejected ones, padded", "[preferences]") {
+TEST_CASE("batches have the padded chosen answers, then the padded rejected answers",
+          "[preferences]") {
   const TempFolder f;
   const fs::path dir = pairs_of(f, many_pairs(6), Tokenizer::byte());
   const auto data = open_data({.dir = dir.string()});
@@ -198,11 +199,11 @@ TEST_CASE("batches have the chosen answers, then the rejected ones, padded", "[p
       CHECK(answer.ends_with(row < 2 ? "+\n" : "--\n"));
       seen.insert(prompt + answer);
     }
-    // The rows of a pair have the same prompt and number.
+    // The two rows of a pair begin with the same token.
     for (int64_t pair = 0; pair < 2; ++pair)
       CHECK(b.inputs[pair][0].item<int64_t>() == b.inputs[2 + pair][0].item<int64_t>());
   }
-  // Two epochs of six pairs: each row twice.
+  // In two epochs of six pairs, each row occurs twice.
   CHECK(seen.size() == 24);
   for (const std::string& row : seen) CHECK(seen.count(row) == 2);
   CHECK(data->training(sizes, 1)->targets(3) == 2);
@@ -212,7 +213,7 @@ TEST_CASE("batches have the chosen answers, then the rejected ones, padded", "[p
   CHECK(later[0].inputs.equal(batches[4].inputs));
 }
 
-TEST_CASE("a pair that is too long loses the same beginning of both prompts", "[preferences]") {
+TEST_CASE("both prompts of a pair that is too long lose the same beginning", "[preferences]") {
   const TempFolder f;
   const fs::path dir =
       pairs_of(f, "{\"prompt\": \"abcdef\", \"chosen\": \"X\", \"rejected\": \"YZ\"}\n",
@@ -232,7 +233,7 @@ TEST_CASE("a pair that is too long loses the same beginning of both prompts", "[
     }
     return text;
   };
-  CHECK(rows(8) == "abcdef>X X>$ .|abcdef>Y Y>Z Z>$ |");  // all of it
+  CHECK(rows(8) == "abcdef>X X>$ .|abcdef>Y Y>Z Z>$ |");  // the complete prompt
   CHECK(rows(5) == "def>X X>$ .|def>Y Y>Z Z>$ |");
   CHECK(rows(2) == "f>X X>$ |f>Y Y>Z |");  // one token of the prompt remains
 }

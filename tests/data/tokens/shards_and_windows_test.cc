@@ -65,12 +65,12 @@ TEST_CASE("shards in every layout read as one sequence", "[shards_and_windows]")
   const auto v = counting(500);
   const std::vector<uint16_t> first(v.begin(), v.begin() + 200), second(v.begin() + 200, v.end());
   {
-    const TempFolder f;  // nanoGPT: raw uint16
+    const TempFolder f;  // nanoGPT's layout: raw uint16
     write_file(f / "train.bin", packed(v));
     reads(f.path(), 500);
   }
   {
-    const TempFolder f;  // llm.c, two shards, one of 32-bit tokens
+    const TempFolder f;  // llm.c's layout: two shards, one with 32-bit tokens
     write_file(f / "train_000000.bin", llmc_header(20240520, 1, 200) + packed(first));
     write_file(f / "train_000001.bin",
                llmc_header(20240801, 7, 300) +
@@ -111,7 +111,7 @@ TEST_CASE("an epoch has every window once, and epochs differ", "[shards_and_wind
   for (int64_t i = 0; i < 2 * n; ++i) {
     const int64_t s = sampler.start_of(i);
     REQUIRE(s >= 0);
-    REQUIRE(s + 16 < 1000);  // the last target is a token
+    REQUIRE(s + 16 < 1000);  // the last target is a token of the text
     starts[static_cast<size_t>(i / n)].insert(s);
     order[i / n].push_back(s);
   }
@@ -123,7 +123,7 @@ TEST_CASE("an epoch has every window once, and epochs differ", "[shards_and_wind
   CHECK(order[0] != order[1]);
   CHECK(!std::is_sorted(order[0].begin(), order[0].end()));
 
-  // With barely enough text there is one window, which stays within the text.
+  // If there is barely enough text, there is one window, which stays within the text.
   const WindowSampler tight(17, 16, 1);
   for (int64_t i = 0; i < 5; ++i) CHECK(tight.start_of(i) == 0);
   const WindowSampler snug(30, 16, 1);
@@ -178,7 +178,7 @@ TEST_CASE("evaluation scores every target once, including those of the short las
   REQUIRE(seen.size() == 99);
   for (size_t i = 0; i < 99; ++i) CHECK(seen[i] == static_cast<int64_t>(i) + 1);
 
-  // Two batches of one window each.
+  // This evaluation has two batches of one window each.
   const auto two =
       tokens.evaluation({.batch_size = 1, .block_size = 16, .vocab_size = 1000}, 2, at::kCPU);
   int64_t scored = 0;
@@ -219,7 +219,8 @@ TEST_CASE("a partial evaluation takes evenly spread windows, the same ones each 
   CHECK(windows_of(5) == sample);
   CHECK(windows_of(25).size() == 100);  // all complete windows
 
-  // If `count` does not divide `size`, the parts differ in length, and each still gets one index.
+  // If `count` does not divide `size`, the parts differ in length, but each part still gets one
+  // index.
   for (const int64_t size : {7, 23, 100}) {
     for (int64_t count = 1; count <= size; ++count) {
       for (int64_t i = 0, last = -1; i < count; ++i) {

@@ -9,7 +9,7 @@
 - tokenizers: the ids of a file's tokenizer, against transformers, which reads the same file.
 
 Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one
-that LATHE_HF_PYTHON names. The first three parts have a control that must fail.
+that LATHE_HF_PYTHON names. The first three parts also check that they notice a fault.
 """
 import json
 import subprocess
@@ -124,7 +124,7 @@ def types(bench):
                 other = to_halves(other, heads if tensor[-1] == "q" else groups)
             assert not same(weights[ours[tensor] + ".weight"].float().numpy(), numpy.ascontiguousarray(other)), (
                 f"{name}: {tensor}: the control agrees")
-        print(f"{name}: {len(data)} tensors are the same bits")
+        print(f"{name}: {len(data)} tensors are bitwise equal")
 
 
 def make_tokenizer(path):

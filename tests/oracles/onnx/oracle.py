@@ -9,8 +9,8 @@
 - language: the logits of language models, against those of Lathe's library.
 
 onnx.checker must accept every file. Exits with 77 and prints the reason if a package is missing
-both in this interpreter and in the one that LATHE_ONNX_PYTHON names. Each part has a control, whose
-results must differ.
+both in this interpreter and in the one that LATHE_ONNX_PYTHON names. Each part must also notice
+the results for other inputs.
 """
 import json
 import os

@@ -41,7 +41,8 @@ class Call {
   /// Returns whether the argument is a number, not a tensor or a list.
   bool is_number(size_t place, const char* name = "") const;
   bool is_list(size_t place, const char* name = "") const;
-  /// Returns the integers from a position on, given as one list or as separate arguments.
+  /// Returns the integers from position `place` to the last argument, given as one list or as
+  /// separate arguments.
   std::vector<int64_t> rest(size_t place);
 
   size_t size() const { return args_.size(); }
@@ -76,7 +77,7 @@ Functions layer_functions();
 /// none.
 std::vector<Variable> call_ours(const std::string& op, Call& call);
 
-/// Returns why Lathe differs from PyTorch by design in this case, or "" if it should not.
+/// Returns why Lathe differs from PyTorch by design in this case, or "" if it should not differ.
 std::string known_difference(const std::string& op, const Json& record, const std::string& problem);
 
 }  // namespace lathe::test

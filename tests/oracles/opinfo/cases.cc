@@ -1,4 +1,4 @@
-// Compares Lathe's ops with PyTorch's on the samples of PyTorch's own tests (OpInfo). This is the
+// Compares Lathe's ops with PyTorch's on the samples of PyTorch's tests (OpInfo). This is the
 // third oracle of ops, after LibTorch and central differences. tests/oracles/opinfo/opinfo.py
 // writes the samples and PyTorch's results to the folder LATHE_OPINFO and runs this test. Without
 // that folder, nothing is tested.
@@ -59,8 +59,8 @@ class Cases {
   std::ifstream lines_;
 };
 
-/// Returns how `ours_` differs from `wanted_`, or "". NaN and infinities must be at the same
-/// positions; finite values may differ by at most `allowed`.
+/// Returns how `ours_` differs from `wanted_`, or "" if it does not. NaN and infinities must be at
+/// the same positions. Finite values may differ by at most `allowed`.
 std::string differs(const at::Tensor& ours_, const at::Tensor& wanted_, double allowed) {
   if (ours_.sizes() != wanted_.sizes())
     return str("shape ", describe(ours_), " instead of ", describe(wanted_));
@@ -83,10 +83,10 @@ double largest(const at::Tensor& t) {
                         : v.masked_fill(v.isfinite().logical_not(), 0).abs().max().item<double>();
 }
 
-/// Returns how a result differs from PyTorch's by more than is allowed, or "". In float64, where
+/// Returns how a result differs from PyTorch's, or "" if that is allowed. In float64, where
 /// `exact` is undefined, only the order of summation may differ, and `float64` is the relative
 /// tolerance. In lower dtypes the result is compared with the exact one, and the tolerance is about
-/// 8 units of the dtype's precision plus twice PyTorch's own error. A result within one unit of
+/// 8 units of the dtype's precision plus twice PyTorch's error. A result within one unit of
 /// PyTorch's is also accepted.
 std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::Tensor& exact,
                     double float64) {
@@ -166,7 +166,7 @@ std::vector<std::string> check_case(const Cases& cases, const Json& record) {
   return problems;
 }
 
-TEST_CASE("ops agree with PyTorch's on PyTorch's own samples", "[.opinfo]") {
+TEST_CASE("ops agree with PyTorch's on the samples of PyTorch's tests", "[.opinfo]") {
   const char* folder = std::getenv("LATHE_OPINFO");
   if (folder == nullptr) {
     WARN(

@@ -10,7 +10,7 @@
 namespace lathe::test {
 namespace {
 
-/// Converts a list of dims; an empty one means all dims.
+/// Converts a list of dims; an empty list means all dims.
 at::OptionalIntArrayRef dims(const std::vector<int64_t>& d) {
   return d.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(d);
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compares ops with PyTorch's, for every op that both have, on the samples of PyTorch's own tests
+"""Compares ops with PyTorch's, for every op that both have, on the samples of PyTorch's tests
 (OpInfo). This is the third oracle of ops, after LibTorch and central differences.
 
     opinfo.py LATHE_TESTS                 writes cases into a temporary folder and runs LATHE_TESTS "[opinfo]" on them
-    opinfo.py LATHE_TESTS --write FOLDER  only writes them, into FOLDER
+    opinfo.py LATHE_TESTS --write FOLDER  only writes the cases, into FOLDER
 
 Exits with 77 and prints the reason if PyTorch is missing both in this interpreter and in the
 environment that `./dev bench --peer` creates. A case has a call's arguments, PyTorch's results, its
@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 MOST_SAMPLES = 40  # for each op and dtype
-MOST_ELEMENTS = 4000  # of all tensors of a sample together
+MOST_ELEMENTS = 4000  # in all tensors of a sample together
 
 # Ops that PyTorch and Lathe have, by OpInfo's names without "nn.functional."; functions.cc and layers.cc map them to
 # Lathe's.

@@ -6,8 +6,8 @@ weights of peft's merge_and_unload() to 1e-5.
   tests/oracles/peft/oracle.py LATHE
 
 Exits with 77 and prints the reason if torch, transformers, peft or safetensors is missing both in
-this interpreter and in the one that LATHE_HF_PYTHON names. Controls: the weights with another
-lora_alpha, and those of the base without adapters, must differ.
+this interpreter and in the one that LATHE_HF_PYTHON names. The weights with another
+lora_alpha, and the weights of the base without adapters, must differ.
 """
 import json
 import subprocess

@@ -4,8 +4,8 @@ Chromium or libjs-dygraphs is missing.
 
 The page must draw its charts, log nothing to the console and send no request (its
 Content-Security-Policy forbids requests, so each would be a console error). --long: also open a run
-of 10^6 lines and print how long that takes. --keep: save screenshots and pages in DIR. Controls: an
-error in the script and a request must be noticed.
+of 10^6 lines and print how long that takes. --keep: save screenshots and pages in DIR. An error in
+the script, and a request, must be noticed.
 """
 import argparse
 import json

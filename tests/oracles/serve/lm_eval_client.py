@@ -2,7 +2,7 @@
 """Evaluates `lathe serve` with the package lm_eval: lm_eval_client.py LATHE. `--model
 local-completions` answers 50 generated questions with three endings each. Its acc and acc_norm must
 be the accuracies of `lathe eval --choices`. Exits with 77 and prints the reason if lm_eval is
-missing both in this interpreter and in the one that LATHE_LM_EVAL_PYTHON names. Control: other
+missing both in this interpreter and in the one that LATHE_LM_EVAL_PYTHON names. Other
 questions must have another accuracy.
 """
 import json

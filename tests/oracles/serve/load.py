@@ -5,7 +5,7 @@
 For a fifth of the requests the client disconnects before the answer is complete. Each remaining
 request must get the same text as when it is sent alone. After status 429 it is sent again. The
 server must answer afterwards, and its memory must stay bounded. Then each of FUZZED damaged bodies
-must get a status of 4xx, or 200 if it is still valid. Control: an expected text with an additional
+must get a status of 4xx, or 200 if it is still valid. An expected text with an additional
 character must be noticed.
 """
 import http.client
@@ -155,7 +155,7 @@ def main():
             fuzz(server, fuzzed)
             assert server.memory_kb() - before < 20_000, "memory has grown with damaged bodies"
             assert texts_of(server.post(*KINDS[0])[1]) == wanted[0]
-            try:  # the control
+            try:  # the check must notice an additional character
                 Load(server, [[t + "!" for t in texts] for texts in wanted], 10).run(2)
             except AssertionError:
                 return 0

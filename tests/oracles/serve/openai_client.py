@@ -3,8 +3,8 @@
 is missing both in this interpreter and in the one that LATHE_OPENAI_PYTHON names.
 
 The package must be able to read completions, chats, streams, log probabilities and errors. Answers
-must be those of `lathe generate`, `lathe chat` and `lathe eval --choices`. Controls: another seed
-must give another text, and a wrong key must be refused.
+must be those of `lathe generate`, `lathe chat` and `lathe eval --choices`. Another
+seed must give another text, and a wrong key must be refused.
 """
 import json
 import math

@@ -5,8 +5,8 @@ Chromium is missing.
 A script added to the page types a message, sends it with the keyboard, stops an answer, and begins
 a new conversation. The page must show the model's answer, show markup as text, and log nothing to
 the console except the refused request. The page's Content-Security-Policy is in force, so a request
-to another host would be a console error. --keep: save screenshots in DIR. Control: a page with an
-error in its script must be noticed.
+to another host would be a console error. --keep: save screenshots in DIR. The test must notice a
+page with an error in its script.
 """
 import argparse
 import http.client

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Reads a run's tensorboard/ with the package tensorboard: events.py LATHE. Exits with 77 if that
-is not installed.
+"""Reads a run's tensorboard/ with the package tensorboard: events.py LATHE. Exits with 77 if the
+package is not installed.
 
 The run is killed and resumed. The scalars must be those of metrics.jsonl, with each step once, and
-samples and histograms must exist. Control: after one byte of the file is changed, TensorBoard must
+samples and histograms must exist. After one byte of the file is changed, TensorBoard must
 read fewer steps.
 """
 import json
@@ -108,7 +108,7 @@ with tempfile.TemporaryDirectory() as temporary:
             found = [(e.step, tensor_util.make_ndarray(e.tensor_proto)[:, 2].sum()) for e in accumulator.Tensors(tag)]
         assert found == [(s, size) for s in (10, 20, 30)], (tag, found)
 
-    # Control: TensorBoard checks checksums, so it notices a changed byte.
+    # TensorBoard checks checksums, so it must notice a changed byte.
     path = next((folder / "run/tensorboard").glob("*tfevents*"))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

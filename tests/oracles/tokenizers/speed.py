@@ -6,9 +6,9 @@ tiktoken, which run in turn.
 
 VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. TEXT is repeated until it has about
 --mb megabytes. Lathe's time is that of `lathe prepare --workers 1`, which also reads the text and
-writes shards, minus its time for a tenth of the text. The others encode parts of a megabyte from
-memory. All must produce the same number of tokens. Exits with 77 and prints the reason if a Python
-package or a file is missing.
+writes shards, minus its time for a tenth of the text. The packages encode parts of a megabyte from
+memory. All three must produce the same number of tokens. Exits with 77 and prints the reason if a
+Python package or a file is missing.
 """
 import argparse
 import json

@@ -11,7 +11,7 @@ the one that --chat-template selected and `lathe export` wrote.
   to this prompt.
 
 Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one
-that LATHE_HF_PYTHON names. Each part has a control that must fail.
+that LATHE_HF_PYTHON names. Each part also checks that it notices a fault.
 """
 import http.client
 import json
@@ -37,7 +37,7 @@ LLAMA3 = ("{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.ro
           "m.content | trim + '<|eot_id|>' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
 LLAMA3_SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-# Name, arguments of make_folder(), and the value of --chat-template.
+# Each case has a name, the arguments of make_folder(), and the value of --chat-template.
 MODELS = [
     ("ChatML with a system message", {}, None),
     ("ChatML", dict(template=CHATML, begin="<|endoftext|>"), None),
@@ -131,8 +131,8 @@ def check_prepare(bench, run, name, tokenizer):
 
 
 def byte_letters():
-    """Returns the letter of each byte in GPT-2's vocabularies: its own if printable, else one from
-    256 on."""
+    """Returns the letter of each byte in GPT-2's vocabularies: the byte's own character if it is
+    printable, else one with a code point of at least 256."""
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in own]
     return {**{b: chr(b) for b in own}, **{b: chr(256 + i) for i, b in enumerate(others)}}

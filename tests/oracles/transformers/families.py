@@ -42,7 +42,7 @@ def models():
     ]
 
 
-# Controls: other values of keys in config.json that a family adds to Llama's. Logits or greedy
+# Other values of keys in config.json that a family adds to Llama's keys. Logits or greedy
 # tokens must then differ.
 CONTROLS = {
     "mistral-window": {"sliding_window": 7},

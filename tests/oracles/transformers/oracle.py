@@ -6,8 +6,8 @@ float32 to 1e-4 and greedy generation token for token, on small models with rand
 
 If the package gguf is installed, GGUF files are checked too. Exits with 77 and prints the reason if
 torch, transformers, tokenizers or safetensors is missing both in this interpreter and in the one
-that LATHE_HF_PYTHON names. Controls with wrong weights or keys, such as a missing transpose, must
-fail.
+that LATHE_HF_PYTHON names. Wrong weights or keys, such as a missing transpose, must be
+noticed.
 """
 import json
 import os
@@ -218,7 +218,7 @@ def gpt2(bench):
     refused.save_pretrained(bare)
     assert "n_inner" in bench.call("import", bare, "--out", bench.path("x"), fails=True).stderr
 
-    # Controls: a square matrix that was not transposed, and one changed row of an embedding.
+    # A square matrix that was not transposed, and one changed row of an embedding, must be noticed.
     from safetensors.torch import load_file, save_file
     for what in ("transpose", "row"):
         wrong = bench.path("gpt2-wrong-" + what)
@@ -297,7 +297,7 @@ def llama(bench):
     refused("llama-mlp-biased", "mlp_bias", model(mlp_bias=True))
     refused("llama-gelu", "hidden_act", model(hidden_act="gelu"))
 
-    # Controls: rotary channels in adjacent pairs instead of halves, and another rope_theta.
+    # Rotary channels in adjacent pairs instead of halves, and another rope_theta, must be noticed.
     from safetensors.torch import load_file, save_file
     for what in ("order of rotary channels", "base"):
         wrong = bench.path("llama-wrong")

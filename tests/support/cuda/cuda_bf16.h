@@ -1,5 +1,5 @@
-// A stand-in for CUDA's header of this name, with the parts that Lathe's kernels use. See
-// tests/support/cuda/cuda_runtime.h.
+// A stand-in for CUDA's header of this name, with which tests run CUDA kernels on the CPU. It has
+// only the parts that Lathe's kernels use. See tests/support/cuda/cuda_runtime.h.
 #pragma once
 
 #include <bit>

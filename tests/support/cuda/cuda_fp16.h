@@ -1,5 +1,5 @@
-// A stand-in for CUDA's header of this name, with the parts that Lathe's kernels use. See
-// tests/support/cuda/cuda_runtime.h.
+// A stand-in for CUDA's header of this name, with which tests run CUDA kernels on the CPU. It has
+// only the parts that Lathe's kernels use. See tests/support/cuda/cuda_runtime.h.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ struct __half {
       const int exponent =
           std::max(size > 0 ? std::ilogb(size) : -14, -14);  // -14: the exponent of the smallest
                                                              // normal number
-      // In [1024, 2048] for normal numbers, whose leading bit adds 1 to the exponent field, and in
-      // [0, 1024] for subnormal ones.
+      // `digits` is in [1024, 2048] for normal numbers, whose leading bit adds 1 to the exponent
+      // field, and in [0, 1024] for subnormal numbers.
       const auto digits = static_cast<int>(std::nearbyint(std::ldexp(size, 10 - exponent)));
       bits = static_cast<uint16_t>(sign | (((exponent + 14) << 10) + digits));
     }

@@ -14,8 +14,8 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(threads)
-// All blocks share one copy of a __shared__ variable. These variables are in a section of their
-// own, which run() overwrites before each block.
+// All blocks share one copy of a __shared__ variable. These variables are in a separate section,
+// which run() overwrites before each block.
 #define __shared__ static __attribute__((section("cuda_shared"), used))
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
@@ -32,7 +32,7 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 void __syncthreads(std::source_location where = std::source_location::current());
 
 /// Returns x of the thread with index threadIdx.x ^ lane. Unlike on a GPU, all threads of the block
-/// must call it, not only those of a warp.
+/// must call this function, not only the threads of a warp.
 inline float __shfl_xor_sync(unsigned, float x, unsigned lane,
                              std::source_location where = std::source_location::current()) {
   static float from[1024];
@@ -43,7 +43,8 @@ inline float __shfl_xor_sync(unsigned, float x, unsigned lane,
   return x;
 }
 
-/// Adds x to *sum and returns the old value. Atomic, because fibers switch only at barriers.
+/// Adds x to *sum and returns the old value. This is atomic, because fibers switch only at
+/// barriers.
 template <class T>
 T atomicAdd(T* sum, T x) {
   const T before = *sum;
@@ -68,11 +69,11 @@ namespace stand_in {
 enum class Order { forward, backward, shuffled };
 extern Order order;
 /// The largest number of blocks that a launch runs. A kernel with a grid-stride loop must be
-/// correct with any number.
+/// correct for any number of blocks.
 extern int64_t max_blocks;
 
 /// Runs `thread` for each thread of a launch. Throws Exit::internal if some threads of a block wait
-/// at a barrier that the others don't reach.
+/// at a barrier that other threads of the block don't reach.
 void run(int64_t blocks, int threads, const std::function<void()>& thread);
 
 }  // namespace stand_in

@@ -107,7 +107,7 @@ void run(int64_t blocks, int threads, const std::function<void()>& thread) {
   blockDim = {static_cast<unsigned>(threads)};
   for (const unsigned b : sequence(static_cast<size_t>(blocks))) {
     blockIdx = {b};
-    // All ones is NaN in a float, so a read of unwritten shared memory shows in the result.
+    // A float with all bits set is NaN, so a read of unwritten shared memory shows in the result.
     std::memset(__start_cuda_shared, 0xff,
                 static_cast<size_t>(__stop_cuda_shared - __start_cuda_shared));
     run_block(static_cast<size_t>(threads));

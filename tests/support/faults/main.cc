@@ -58,7 +58,8 @@ bool fails(const char* call) {
   return true;
 }
 
-/// Does the same for calls on scratch files, which are counted from the start of the process.
+/// Returns whether this call on a scratch file must fail, and sets errno if so. Calls are counted
+/// from the start of the process.
 bool fails_on_scratch(const char* call) {
   if (failing.call != call || --failing.left > 0) return false;
   errno = failing.number;

@@ -33,8 +33,9 @@ TEST_CASE("--fit combines the changes that cost the least time", "[fit]") {
   const std::pair<std::string, std::string> low{"amp.dtype", "bf16"},
       again{"memory.recompute", "blocks"}, small{"optim.kind", "adamw8bit"};
 
-  // Two changes are enough, and neither of them is alone. Low precision without master weights
-  // takes less time than recomputation, and is enough too.
+  // At this limit, recomputation and 8-bit states together are enough, but neither change is enough
+  // by itself. Low precision without master weights is also enough, and takes less time than
+  // recomputation.
   const int64_t limit = needs({again, small});
   CAPTURE(limit, needs({}), needs({low}), needs({again}), needs({small}));
   REQUIRE(limit < std::min({needs({}), needs({low}), needs({again}), needs({small})}));
@@ -134,7 +135,7 @@ TEST_CASE("--fit drops the bfloat16 copies of the weights if other changes are n
   const std::pair<std::string, std::string> blocks{"memory.recompute", "blocks"},
       root{"memory.recompute", "sqrt"}, small{"optim.kind", "adamw8bit"};
 
-  // Recomputation and 8-bit states alone are not enough.
+  // Recomputation and 8-bit states together are not enough.
   const int64_t limit = needs({blocks, small}) - 1;
   REQUIRE(limit < needs({root, small}));
   const auto fit = find_fit(path, given, {.dry = dry_step(load_config(path, given))}, limit);

@@ -101,7 +101,7 @@ TEST_CASE("a dry run has the peak memory of the run", "[forecast]") {
        {"train.grad_accum", "1"}},
       {{"model.vocab_size", "5000"},
        {"train.batch_size", "1"},
-       {"train.grad_accum", "1"}},  // the head's gradient is the largest
+       {"train.grad_accum", "1"}},  // the head's gradient is the largest tensor
   };
 
   for (const auto& keys : cases) {
@@ -112,8 +112,8 @@ TEST_CASE("a dry run has the peak memory of the run", "[forecast]") {
     const auto real = static_cast<double>(measured_peak(loaded));
     const auto dry = static_cast<double>(dry_step(loaded).peaks.total_peak);
 
-    // ATen's own kernels allocate temporaries that a dry run does not see: up to 5.2% here,
-    // depending on the processor.
+    // ATen's kernels allocate temporaries that a dry run does not see: up to 5.2% here, depending
+    // on the processor.
     const bool atens = name.find("aten") != std::string::npos ||
                        (name.find("fp16") != std::string::npos && !gemm_ready(Element::f16));
     // Muon's threads need not process their largest matrices at the same time.
@@ -121,7 +121,7 @@ TEST_CASE("a dry run has the peak memory of the run", "[forecast]") {
     const double allowed = atens ? 0.08 : muons ? 0.05 : 0.01;
     CHECK(std::abs(dry / real - 1) < allowed);
 
-    // The control: another batch size has another peak.
+    // The comparison notices another batch size.
     LoadedConfig larger = loaded;
     larger.config.train.batch_size += 4;
     CHECK(static_cast<double>(dry_step(larger).peaks.total_peak) / real - 1 > allowed);
@@ -144,7 +144,8 @@ TEST_CASE("a dry run of convolutions has their peak memory, with oneDNN's copies
                                                    {"memory.recompute", recompute}});
       const auto real = static_cast<double>(measured_peak(loaded));
       const auto dry = static_cast<double>(dry_step(loaded).peaks.total_peak);
-      // Without the copies the forecast is 14% to 17% lower. The copies depend on the processor.
+      // If the forecast left out the copies, it would be 14% to 17% lower. The copies depend on the
+      // processor.
       CHECK(dry == Approx(real).epsilon(0.06));
     }
   }
@@ -175,7 +176,7 @@ TEST_CASE("a dry run of bucketize writes to no memory", "[forecast]") {
     const at::Tensor boundaries = torch::tensor({-2.0f, -1.0f, 3.0f});
     return at::bucketize(at::zeros({5, 7}), boundaries, narrow);
   };
-  CHECK(places(true).eq(2).all().item<bool>());  // the control
+  CHECK(places(true).eq(2).all().item<bool>());  // outside a dry run
   const DryRun dry;
   for (const bool narrow : {false, true}) {
     const at::Tensor found = places(narrow);
@@ -196,7 +197,7 @@ TEST_CASE("a model that is too large for this machine is planned in little memor
   const int64_t before = memory_stats().reserved, resident = peak_rss_bytes();
   const DryStep d = dry_step(loaded);
   CHECK(d.parameters > 6'500'000'000);
-  // Parameters, gradients and two states in float32, and activations beside them.
+  // Parameters, gradients and two states have 16 bytes per parameter. Activations add to them.
   CHECK(d.peaks.total_peak > 16 * d.parameters);
   CHECK(d.made.used[static_cast<size_t>(Memory::parameters)] == 4 * d.parameters);
   CHECK(d.checkpoint_bytes == 12 * d.parameters);
@@ -248,7 +249,7 @@ TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
     CHECK(times.optimizer == Approx(1.0));  // one update a step
   }
 
-  // The FLOPs of a step, and the time that a GPU needs for them by its data sheet.
+  // A plan also has the FLOPs of a step, and the time that a GPU needs for them by its data sheet.
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const std::vector<std::string> keys{"--train.grad_accum=8", "--train.batch_size=64",
@@ -315,7 +316,7 @@ TEST_CASE("a plan counts the checkpoints that the run's folder has when the run 
   CHECK(counts(keys("2", "3", "2")) == Counts(1, 1));
   CHECK(counts(keys("3", "0", "2")) == Counts(1, 1));
 
-  // Every fourth step is kept beside the newest.
+  // Every fourth step is kept in addition to the newest.
   Overrides every = keys("12", "2", "1");
   every.emplace_back("checkpoint.keep_every", "4");
   CHECK(counts(every) == Counts(3, 3));
@@ -355,7 +356,8 @@ TEST_CASE(
 
 TEST_CASE("the matrix products of an update are counted", "[forecast]") {
   const TempFolder f(fast_folder());
-  // 2 layers, each of [192, 64], [64, 64], [256, 64] and [64, 256]; 5 iterations.
+  // Each of 2 layers has matrices [192, 64], [64, 64], [256, 64] and [64, 256]. Muon has 5
+  // iterations.
   const auto load = [&](const std::string& kind) {
     write_file(f / "muon.toml",
                "[model]\nn_layer = 2\nn_head = 2\nn_embd = 64\nblock_size = 16\nvocab_size = "
@@ -390,7 +392,7 @@ TEST_CASE("a run that needs far more memory than is free is refused, and the err
                         "--train.steps=1", "--model.n_head=1", "--model.n_embd=" + embd,
                         "--model.n_layer=" + layers, "--force", force});
   };
-  const Finished refused = train("8192", "400", "false");  // 5 TB
+  const Finished refused = train("8192", "400", "false");  // needs 5 TB
   INFO(refused.err);
   CHECK(refused.code == 9);
   CHECK_THAT(refused.err, ContainsSubstring("GB free") && ContainsSubstring("--force true"));

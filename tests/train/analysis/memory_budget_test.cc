@@ -18,7 +18,7 @@ using lathe::test::train_on;
 using lathe::test::with_keys;
 using Words = std::vector<std::string>;
 
-/// A model of eight blocks whose activations are about 10 MB each.
+/// Plans and trains a model of eight blocks, each with about 10 MB of activations.
 class BudgetedRuns {
  public:
   BudgetedRuns() {
@@ -28,7 +28,7 @@ class BudgetedRuns {
   }
   const TempFolder& folder() const { return folder_; }
 
-  /// Returns the config with these keys.
+  /// Returns the config with the keys of `more`.
   LoadedConfig load(const Words& more) const {
     Overrides keys{{"data.dir", (folder_ / "text").string()}};
     for (const std::string& key : with_keys(keys_, more)) {
@@ -41,7 +41,7 @@ class BudgetedRuns {
   int64_t needed(const std::string& policy) const {
     return dry_step(load({"--memory.recompute=" + policy})).resident() + process_overhead_bytes();
   }
-  /// Returns the words of `lathe plan` with these keys.
+  /// Returns the arguments of `lathe plan` with the keys of `more`.
   Words plan(const Words& more) const {
     Words words{"plan", "kind.toml"};
     for (const std::string& key : with_keys(keys_, more)) words.push_back(key);
@@ -72,7 +72,7 @@ TEST_CASE("memory.budget recomputes as few blocks as the budget requires",
   CHECK(half.loaded.config.memory.recompute == "selective");
   CHECK(runs.needed("selective") <= middle);
 
-  // For a larger budget, some blocks are recomputed, and one fewer would not fit.
+  // For a larger budget, some blocks are recomputed, and recomputing one block fewer would not fit.
   const int64_t budget = all - (all - least) / 4;
   const BudgetedConfig some =
       apply_memory_budget(runs.load({"--memory.budget=" + std::to_string(budget)}));
@@ -82,17 +82,17 @@ TEST_CASE("memory.budget recomputes as few blocks as the budget requires",
   const int last = std::stoi(chosen.substr(9));
   CHECK(last > 0);
   CHECK(last < 7);
-  // The program's own memory grows by a few MB with each dry run.
+  // The memory of this process grows by a few MB with each dry run.
   CHECK(runs.needed(chosen) <= budget + 4'000'000);
   CHECK(runs.needed("blocks.0-" + std::to_string(last - 1)) > budget);
 }
 
-TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budget]") {
+TEST_CASE("a memory budget changes no bits of a run, and the run resumes", "[memory_budget]") {
   const BudgetedRuns runs;
   REQUIRE(runs.train("all", {}).code == 0);
 
   const auto key = [](int mb) { return Words{"--memory.budget=" + std::to_string(mb) + "MB"}; };
-  // Returns the memory.recompute that a budget leads to; "" if the budget is not enough.
+  // Returns the memory.recompute that a budget leads to, or "" if the budget is not enough.
   const auto choice = [&](int mb) {
     const std::string name = "probe-" + std::to_string(mb);
     if (runs.train(name, key(mb)).code != 0) return std::string();
@@ -101,9 +101,9 @@ TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budge
     return text.substr(at, text.find('#', at) - at);
   };
 
-  // Find the widest range of budgets for which the choice is the same and recomputes something,
-  // and take its middle. The program's own memory differs by some MB from process to process, which
-  // must not change the choice.
+  // Find the widest range of budgets for which the choice is the same and recomputes something, and
+  // take its middle. The memory that a process needs besides tensors varies by some MB, which must
+  // not change the choice.
   int begin = 90, widest = 0, middle = 0;
   std::string before;
   for (int mb = begin; mb < 200; mb += 2) {
@@ -129,7 +129,7 @@ TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budge
   CHECK(again.code == 0);
   CHECK(again.out.find(" -> ") == std::string::npos);
 
-  // The config that the run recorded resumes it too.
+  // The run also resumes with the config that it recorded.
   const Finished recorded = lathe_in(runs.folder(), {"train", "runs/some/config.toml"});
   INFO(recorded.err);
   CHECK(recorded.code == 0);
@@ -202,8 +202,8 @@ TEST_CASE("several processes choose the same recomputation for a budget, and kee
   };
   REQUIRE(train(1, "alone", {}).code == 0);
 
-  // Try budgets until one is enough. The first that is recomputes blocks, since each process has a
-  // little more or less memory of its own than another.
+  // Try budgets until one is enough. The smallest sufficient budget recomputes blocks. It is not
+  // computed here, since processes differ a little in the memory that they need besides tensors.
   int budget = 100;
   Finished done = train(2, "ranks", {"--memory.budget=100MB"});
   CHECK(done.code == 9);

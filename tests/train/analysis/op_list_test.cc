@@ -51,7 +51,7 @@ TEST_CASE("an op's bytes, FLOPs and memory are those of its tensors", "[op_list]
   };
   check(0, "linear", 4 * (60 + 40 + 4), 4 * 24, true, false);
   check(1, "reshape", 0, 0, false, false);
-  check(2, "mul", 4 * 24, 4 * 24, true, true);  // one tensor twice
+  check(2, "mul", 4 * 24, 4 * 24, true, true);  // reads one tensor twice
   check(3, "tanh", 4 * 24, 4 * 24, true, true);
   check(4, "tanh", 4 * (24 + 24), 4 * 24, true, true);
   check(5, "mul", 4 * (24 + 24), 4 * (24 + 24), true, true);
@@ -92,7 +92,7 @@ TEST_CASE("a fused op reads its inputs, and no mask that it computes inside", "[
   CHECK(ops[0].written == 4 * 60);
 }
 
-TEST_CASE("a recomputed op has no FLOPs of its own in the list", "[op_list]") {
+TEST_CASE("the list has a dash instead of the FLOPs of a recomputed op", "[op_list]") {
   const auto line = [](Span::Phase phase, double flops) {
     const StepOp op{.phase = phase, .op = "tanh", .flops = {.other = flops}};
     return op_list_text({.ops = {op}});

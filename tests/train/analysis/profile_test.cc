@@ -44,7 +44,7 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
   const Profile p = profile_of(loaded, 1, 3);
   REQUIRE(p.step_seconds.size() == 3);
 
-  // Sums over the spans of three steps, each with two micro-batches.
+  // These are sums over the spans of three steps, each with two micro-batches.
   double matmul = 0, forward_begin = -1, end = 0, sum = 0, steps = 0, idle = 0, of = 0;
   int loops = 0;
   int64_t kept = 0, left = 0, data = 0, optimizer = 0;
@@ -117,7 +117,7 @@ TEST_CASE("a leak is reported, and steady memory is not one", "[profile]") {
   waits.disk_reads = 5;
   CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10), ContainsSubstring("data.prefetch"));
 
-  // The op's 1e6 FLOPs take its whole millisecond at 1e9 FLOP/s. If the ceilings are a thousand
+  // The op's 1e6 FLOPs take the complete millisecond at 1e9 FLOP/s. If the ceilings are a thousand
   // times higher, the millisecond is overhead.
   CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10), ContainsSubstring("(compute)"));
   CHECK_THAT(profile_text(p, {1e12, 1e12}, "tokens", 10), ContainsSubstring("(overhead)"));
@@ -258,7 +258,7 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
     INFO(outer << " around " << inner);
     REQUIRE(seen.contains(outer));
     REQUIRE(seen.contains(inner));
-    if (std::string(inner) == "aten::empty") continue;  // others call it before
+    if (std::string(inner) == "aten::empty") continue;  // other code calls it before
     CHECK(seen[outer].first <= seen[inner].first);
     CHECK(seen[outer].second >= seen[inner].second);
   }
@@ -271,7 +271,7 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
         static_cast<int>(Exit::io));
   CHECK_FALSE(fs::exists(f / "runs"));
 
-  // Profiling a run writes the memory of its steps to its folder, and leaves its metrics.
+  // Profiling a run writes the memory of its steps to its folder, and does not change its metrics.
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2", "--log.level=error"}).code == 0);
   const std::string before = read_file(f / "runs/tiny/metrics.jsonl", Exit::io);
   CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
@@ -285,7 +285,7 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK_THAT(of_config.out, ContainsSubstring(memory["kept"][0][0].get<std::string>()));
   CHECK(read_file(f / "runs/tiny/metrics.jsonl", Exit::io) == before);
 
-  // profile replaces its own file, but not another file of this name.
+  // profile replaces a file that it wrote, but not another file of this name.
   CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
   write_file(f / "runs/tiny/profile.json", "{\"mine\": 1}");
   const Finished refused = lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"});
@@ -293,7 +293,7 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK_THAT(refused.err, ContainsSubstring("profile.json"));
   CHECK(read_file(f / "runs/tiny/profile.json", Exit::io) == "{\"mine\": 1}");
 
-  // A run that was moved, whose source is gone, and a run folder that has only a checkpoint.
+  // A run can be profiled if it was moved and its source is gone, or if only a checkpoint is left.
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=runs/tuned", "--train.steps=2",
                        "--train.init_from=runs/tiny"})
               .code == 0);
@@ -317,7 +317,7 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   RangeTest test;
   for (int i = 0; i < 60; ++i) {
     const double x =
-        -6 + 0.1 * i;  // log10 of the rate; the loss falls fastest at 1e-3, rises from 10^-1.5 on
+        -6 + 0.1 * i;  // log10 of the rate; the loss falls fastest at 1e-3, rises above 10^-1.5
     test.lr.push_back(std::pow(10, x));
     test.loss.push_back(4 - 2 / (1 + std::exp(-4 * (x + 3))) + (x > -1.5 ? 8 * (x + 1.5) : 0));
   }
@@ -347,7 +347,7 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   read_range(falling);
   CHECK(bowl.diverged == 0);
   CHECK(bowl.lowest == bowl.lr[40]);
-  CHECK(falling.lowest == 0);  // the control
+  CHECK(falling.lowest == 0);  // this curve only falls
 
   // A noisy curve that rises from its beginning has no falling part.
   RangeTest rising;
@@ -385,7 +385,7 @@ TEST_CASE("the gradient noise scale is correct for gradients with known noise",
   CHECK(n.gradient == Approx(4));
   CHECK(n.noise == Approx(80));
   CHECK(n.batch() == Approx(20));
-  CHECK(std::isnan(noise_scale(20, 5, 5, 20).batch()));  // all noise
+  CHECK(std::isnan(noise_scale(20, 5, 5, 20).batch()));  // only noise
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const Finished r = lathe_in_new_process(

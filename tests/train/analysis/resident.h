@@ -1,4 +1,4 @@
-// The resident memory that a dry run forecasts for variants of a config.
+// Forecasts the resident memory of variants of a config by dry runs.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace lathe::test {
 
-/// Returns the resident bytes of a config with `keys`. The keys of `more` are added, or replace
-/// those of the same name.
+/// Returns the resident bytes that a dry run forecasts for the config at `path` with `keys`. The
+/// keys of `more` are added, or replace keys with the same name.
 inline int64_t resident_with(const std::string& path, Overrides keys, const Overrides& more) {
   for (const auto& key : more) {
     std::erase_if(keys, [&](const auto& k) { return k.first == key.first; });

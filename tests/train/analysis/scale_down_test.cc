@@ -1,4 +1,4 @@
-// Smaller versions of a model, from which a plan extrapolates.
+// Tests of smaller versions of a model, from which a plan extrapolates.
 
 #include <optional>
 

@@ -1,4 +1,4 @@
-// Configs of model kinds with given sizes, for tests of forecasts.
+// Creates configs of model kinds with given sizes, for tests of forecasts.
 #pragma once
 
 #include <map>
@@ -11,8 +11,8 @@ namespace lathe::test {
 
 using Sizes = std::map<std::string, int64_t>;
 
-/// Returns the config of a model kind, with those of `sizes` that it has as keys. Returns nullopt
-/// if it lacks the key `first` or if its own check refuses the sizes.
+/// Returns the config of a model kind, with each of `sizes` that is a key of the kind. Returns
+/// nullopt if the kind lacks the key `first`, or if the kind's check refuses the sizes.
 inline std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& first,
                                              const Sizes& sizes) {
   AnyConfig config = kind.config;

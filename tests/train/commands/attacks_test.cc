@@ -1,6 +1,6 @@
-// Attacks on every command of the table of commands: limits on file size, open files and memory,
-// signals in the first 50 ms, two processes on one target. A command without a row here fails the
-// first test.
+// Tests attacks on every command of the table of commands: limits on file size, open files and
+// memory, signals in the first 50 ms, and two processes on one target. A command without a row here
+// fails the first test.
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -22,14 +22,14 @@ using lathe::test::Invocation;
 using lathe::test::TempFolder;
 using Words = std::vector<std::string>;
 
-/// A command that works in the folder of the cases.
+/// A command whose arguments name files of the folder of cases().
 struct Attacked {
   Words words;
-  std::string target{};  ///< the path that it writes, which another process may write at the
-                         ///< same time; empty: none
+  std::string target{};  ///< the path that the command writes, and that another process may
+                         ///< write at the same time; empty: none
 };
 
-/// One or more rows for each command.
+/// Returns one or more rows for each command.
 const std::vector<Attacked>& attacked_commands() {
   static const std::vector<Attacked> rows{
       {{"train", "c.toml", "--train.out_dir=runs/new"}, "runs/new"},
@@ -106,7 +106,7 @@ class Cases {
     make({"train", "c.toml", "--adapters.rank=2", "--adapters.base=runs/c",
           "--train.out_dir=runs/adapted"});
 
-    // A model of examples, beside the language model.
+    // Also train a model of examples.
     make({"prepare", "table.csv", "--out", "table"});
     lathe::test::write_file(folder_ / "table.toml",
                             "[model]\nkind = \"mlp\"\nn_hidden = 8\n[data]\ndir = \"table\"\n"
@@ -116,7 +116,7 @@ class Cases {
 
     make({"export", "runs/c", "--out", "hf"});
     make({"profile", "c.toml", "--steps",
-          "1:2"});  // measures the matmul ceiling, so that the copies need not
+          "1:2"});  // caches the matmul ceiling for the copies of the folder
   }
 
   const fs::path& path() const { return folder_.path(); }
@@ -135,7 +135,7 @@ const Cases& cases() {
   return made;
 }
 
-/// A copy of the cases for one attack.
+/// A copy of the folder of cases() for one attack.
 class Copy {
  public:
   Copy() : folder_(lathe::test::fast_folder()) {

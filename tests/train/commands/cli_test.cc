@@ -139,7 +139,7 @@ TEST_CASE("bad data folders are refused with an exit code and one sentence", "[c
     return f / name;
   };
 
-  // Copies of the data with a fault in a file.
+  // These folders are copies of the data with a fault in a file.
   fs::resize_file(folder("cut") / "train.bin", 1000);
   fs::remove(folder("missing") / "train.bin");
   write_file(folder("torn") / "manifest.json", manifest.substr(0, 50));
@@ -151,7 +151,7 @@ TEST_CASE("bad data folders are refused with an exit code and one sentence", "[c
   std::fill(bytes.begin(), bytes.end(), '\xff');
   write_file(ids / "train.bin", bytes);
 
-  // Folders without a manifest.
+  // These folders have no manifest.
   fs::create_directories(f / "empty");
   fs::create_directories(f / "raw");
   write_file(f / "raw/train.bin", slurp(f / "data/train.bin"));
@@ -358,7 +358,7 @@ TEST_CASE("text is generated with a vocabulary that has no line break", "[cli]")
   CHECK_THAT(written("data"), Catch::Matchers::StartsWith("\n"));
   const std::string without = written("one");
   CHECK_THAT(without, Catch::Matchers::StartsWith(" "));  // the vocabulary's first character
-  CHECK(without.size() == 4);                             // with two more and a line break
+  CHECK(without.size() == 4);                             // and two more, and a line break
 }
 
 TEST_CASE("a refused thread ends a command with a sentence, not with a hang", "[cli]") {
@@ -397,7 +397,7 @@ TEST_CASE("a refused thread ends a command with a sentence, not with a hang", "[
     CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
   }
 
-  // Within the limit commands work: with one thread, or with two, for which ATen starts two more.
+  // Within the limit, commands work with one thread, or with two, for which ATen starts two more.
   CHECK(with_threads(1, {"eval", "runs/tiny", "--threads=1"}).code == 0);
   CHECK(with_threads(1, {"export", "runs/tiny", "--out", "exported"}).code == 0);
   CHECK(with_threads(1, {"train", "tiny.toml", "--train.out_dir=new", "--data.workers=0"}).code ==
@@ -433,7 +433,7 @@ TEST_CASE("more threads than a machine can use are refused", "[cli]") {
   }
   for (const std::string made : {"new", "bpe", "more"}) CHECK(!fs::exists(f / made));
 
-  // An environment variable allows them.
+  // An environment variable allows more threads.
   const int many = std::max(64, 2 * default_threads()) + 1;
   const std::vector<std::string> train{"train", "tiny.toml", "--train.steps=1",
                                        "--train.out_dir=many",
@@ -463,7 +463,7 @@ TEST_CASE("token shards of other trainers can be trained on, inspected and verif
   const TempFolder f;
   make_tiny_run(f.path());
   const std::string train = slurp(f / "data/train.bin"), val = slurp(f / "data/val.bin");
-  const auto with_header = [](const std::string& body) {  // llm.c's
+  const auto with_header = [](const std::string& body) {  // adds llm.c's header
     int32_t words[256]{20240520, 1, static_cast<int32_t>(body.size() / 2)};
     return std::string(reinterpret_cast<const char*>(words), sizeof words) + body;
   };
@@ -549,7 +549,7 @@ TEST_CASE("plan --chart draws the memory of two settings by category", "[cli]") 
   INFO(r.out << r.err);
   REQUIRE(r.code == 0);
   CHECK(r.out.starts_with("#  tiny.toml\n=  with optim.kind=sgd,train.batch_size=64\n\n"));
-  std::map<std::string, std::vector<std::string>> bars;  // of each category
+  std::map<std::string, std::vector<std::string>> bars;  // by category
   std::string category;
   std::istringstream lines(r.out.substr(r.out.find("\n\n") + 2));
   for (std::string line; std::getline(lines, line);) {

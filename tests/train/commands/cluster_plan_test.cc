@@ -55,14 +55,15 @@ TEST_CASE("a cluster plan uses the model, batch and optimizer of the config", "[
     CHECK(json["flops_per_token"].get<double>() ==
           Approx(dry.formula_flops / static_cast<double>(units_of_micro_batch(loaded.config))));
 
-    // 256 sequences of 512 tokens; 100 steps on 8 GPUs.
+    // A step has 256 sequences of 512 tokens. The run has 100 steps on 8 GPUs.
     const Json& one = json["fastest"][0];
     CHECK(one["tokens_per_s"].get<double>() * one["step_s"].get<double>() == Approx(256. * 512));
     CHECK(one["gpu_hours"].get<double>() == Approx(one["step_s"].get<double>() * 100 * 8 / 3600));
     CHECK(one["lathe_has_it"].get<bool>());
     CHECK(one["price"].is_null());
 
-    // AdamW keeps 8 bytes of state and a 4-byte master for each parameter, Lion half the state.
+    // For each parameter, AdamW keeps 8 bytes of state and a 4-byte master. Lion has half of the
+    // state.
     const auto state = [&](const char* kind) {
       return f
           .json(
@@ -97,7 +98,7 @@ TEST_CASE("a cluster plan accounts for windows and masters, and notes what it le
   CHECK(windowed["fastest"][0]["step_s"].get<double>() <
         base["fastest"][0]["step_s"].get<double>());
 
-  // Without masters a parameter takes 4 bytes less.
+  // If there are no masters, a parameter takes 4 bytes less.
   const Json low = json_with({"--amp.master=false"});
   const auto optimizer = [](const Json& plan) {
     return plan["fastest"][0]["memory_bytes"]["optimizer"].get<double>();
@@ -163,7 +164,7 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   CHECK(one["price"].get<double>() == Approx(2.5 * one["gpu_hours"].get<double>()));
   CHECK_THAT(r.out, ContainsSubstring(format("%.0f tokens/s", one["tokens_per_s"].get<double>())));
 
-  // The software has an effect; compiled is the default.
+  // --software has an effect, and its default is "compiled".
   const auto seconds = [&](const std::string& flag, const std::string& value) {
     std::vector<std::string> changed = words;
     changed.insert(changed.end(), {flag, value});
@@ -172,7 +173,7 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   CHECK(seconds("--software", "eager") > one["step_s"].get<double>());
   CHECK(seconds("--software", "compiled") == Approx(one["step_s"].get<double>()));
 
-  // A layout that Lathe has is printed with the keys for it.
+  // A layout that Lathe has is printed with the keys that select it.
   const Finished own =
       f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4,recompute=full"});
   CHECK_THAT(own.out, ContainsSubstring("--train.batch_size=4 --train.grad_accum=64"));
@@ -197,7 +198,7 @@ TEST_CASE("a cluster plan without a layout searches for the fastest", "[cluster_
   CHECK(fastest[0]["step_s"] <= fastest[1]["step_s"]);
   CHECK(json["tried"].get<int64_t>() > 100);
 
-  // The same layout takes as long if it is given.
+  // If the fastest layout is given, the plan has the same time for it.
   const Json again = f.json({"--card", "h100", "--layout", fastest[0]["layout"]});
   CHECK(again["fastest"][0]["step_s"] == fastest[0]["step_s"]);
 
@@ -313,7 +314,7 @@ TEST_CASE("wrong input of a cluster plan is refused with a message", "[cluster_p
     CHECK(r.err.find('\x1b') == std::string::npos);
   }
 
-  // Controls: correct words.
+  // Correct words are accepted.
   CHECK(f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4"}).code == 0);
   CHECK(f.plan({"--card", "H100", "--amp.dtype=fp8", "--interconnect", "25G"}).code == 0);
 }

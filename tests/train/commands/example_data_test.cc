@@ -27,7 +27,7 @@ std::string table_of(int rows, double low, const std::string& head = "x,y,label"
   return text;
 }
 
-/// A folder with a run that was trained on such a table.
+/// A folder with a run that was trained on a table of table_of().
 struct TableRun {
   TempFolder f;
 
@@ -51,7 +51,8 @@ TEST_CASE(
     "eval normalizes other data with the run's statistics, and refuses other columns or classes",
     "[example_data]") {
   const TableRun run;
-  // Most of these numbers are above 5, so their own mean would move the border between the classes.
+  // Most of these numbers are above 5, so the mean of this table would move the border between the
+  // classes.
   write_file(run.f / "test.csv", table_of(200, 4));
   run.prepare("test.csv", "test");
   const Finished same = lathe_in(run.f, {"eval", "run", "--data", "test"});
@@ -98,7 +99,7 @@ TEST_CASE("regression on other data reports errors in the units of its targets",
   INFO(r.err << r.out);
   REQUIRE(r.code == 0);
   const Json json = parse_json(r.out.substr(r.out.rfind("\n{") + 1), "eval", Exit::internal);
-  CHECK(json["mae"].get<double>() < 0.1);  // 0.25 with the statistics of the other data
+  CHECK(json["mae"].get<double>() < 0.1);  // would be 0.25 with the other statistics
 }
 
 /// Returns the predictions of a run for a table of one column.
@@ -165,7 +166,8 @@ TEST_CASE("weights of other classes are refused", "[example_data]") {
   CHECK(other.code == 3);
   CHECK_THAT(other.err, ContainsSubstring("class 1 is cold"));
 
-  // Two outputs are not two classes, though the weights have the same sizes.
+  // A regression with two outputs is not a classification with two classes, although their weights
+  // have the same sizes.
   const at::Tensor pairs = torch::arange(100, at::kFloat).view({50, 2});
   write_safetensors(run.f / "pairs.safetensors",
                     {make_entry("inputs", pairs), make_entry("targets", pairs)});
@@ -273,7 +275,7 @@ TEST_CASE(
   CHECK_THAT(r.err, ContainsSubstring("target 1 ") && ContainsSubstring("standard deviation"));
   CHECK(!fs::exists(f / "h/manifest.json"));
 
-  // Classes that are equal in float64 are refused too.
+  // Classes that are equal in float64 are also refused.
   std::string ids = "x,y\n";
   for (int i = 0; i < 8; ++i) ids += str(i, ",", 9007199254740992 + i % 2, "\n");
   write_file(f / "ids.csv", ids);

@@ -33,7 +33,7 @@ Strings shell_words(const std::string& line) {
   return words;
 }
 
-/// Returns why a text of the help is not a correct sentence, or "".
+/// Returns why a text of the help is not a correct sentence, or "" if it is.
 std::string fault_of_sentence(const std::string& text) {
   if (text.empty() || std::isupper(static_cast<unsigned char>(text[0])) == 0)
     return "it does not begin with a capital";
@@ -42,7 +42,7 @@ std::string fault_of_sentence(const std::string& text) {
   return "";
 }
 
-/// Returns why an example of a command is wrong, or "".
+/// Returns why an example of a command is wrong, or "" if it is right.
 std::string fault_of_example(const Command& command, const std::string& example) {
   Strings words = shell_words(example);
   if (words.empty() || words[0] != command.name) return "it does not begin with the command";
@@ -72,7 +72,7 @@ std::string fault_of_example(const Command& command, const std::string& example)
       const auto field =
           std::find_if(fields.begin(), fields.end(), [&](const Field& f) { return f.key == key; });
       if (field == fields.end()) return "there is no key " + key;
-      // Lists of values are those of a sweep.
+      // A list of values belongs to a sweep, and is not checked here.
       const bool is_list =
           text.find(',') != std::string::npos || text.find("..") != std::string::npos;
       if (!is_list && read_value(text, field->initial).index() != field->initial.index())
@@ -217,7 +217,7 @@ TEST_CASE("errors for unknown options and commands suggest the right one", "[hel
                        ContainsSubstring(" --model.n_hed=3;") &&
                        ContainsSubstring(" --model.n_head?"));
 
-  // If keys of several sections have this last part, all of them are named.
+  // If keys of several sections end with this name, the error names all of them.
   CHECK_THAT(error_of([] { parse_arguments(find_command("train"), {"a.toml", "--dtype=bf16"}); }),
              ContainsSubstring("--amp.dtype") && ContainsSubstring("--checkpoint.dtype"));
 

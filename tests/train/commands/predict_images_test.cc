@@ -25,7 +25,7 @@ std::string half_image(bool is_sky, uint32_t seed, bool as_jpeg) {
   return as_jpeg ? jpeg_of(height, width, pixels) : png_of(height, width, pixels);
 }
 
-/// A run of a small convnet on such images.
+/// A run of a small convnet on images of half_image().
 struct ImageRun {
   TempFolder f;
 
@@ -69,7 +69,7 @@ TEST_CASE("a convnet predicts the classes of image files by name", "[predict_ima
   CHECK(r.make({"predict", "runs/run", "new/a,1.png", "new/b.jpg", "new/more"}) == whole);
   CHECK_THAT(r.make({"eval", "runs/run"}), ContainsSubstring("class \\ predicted  sea"));
 
-  // A temporary file of a process that has ended is removed. Others stay.
+  // A temporary file of a process that has ended is removed. Other files with similar names stay.
   const pid_t gone = fork();
   if (gone == 0) _exit(0);
   waitpid(gone, nullptr, 0);
@@ -84,7 +84,7 @@ TEST_CASE("a convnet predicts the classes of image files by name", "[predict_ima
   CHECK(line["id"] == "new/b.jpg");
   CHECK(line["class"] == "sea");
 
-  // The same pixels as an array, which have no names.
+  // In an array, the same pixels have no names.
   const std::string rows = r.make({"predict", "runs/run", "data/val_inputs.npy"});
   CHECK_THAT(rows, ContainsSubstring("row,class,p_sea,p_sky\n1,"));
   // A checkpoint records that its inputs were image files.
@@ -132,7 +132,7 @@ TEST_CASE("files that an image model can't predict are refused with a sentence",
   const Finished array = r.call({"predict", "runs/arrays", "new"});
   CHECK(array.code == 3);
   CHECK_THAT(array.err, ContainsSubstring("new is a folder"));
-  CHECK(r.call({"predict", "runs/arrays", "x.npy"}).code == 0);  // the control
+  CHECK(r.call({"predict", "runs/arrays", "x.npy"}).code == 0);  // accepted
 }
 
 }  // namespace

@@ -65,8 +65,8 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
   CHECK(all["runs/other"]["step"] == 5);
   CHECK(all["runs/bad"]["state"] == "diverged");
 
-  // A run that has resumed from before that step no longer counts as diverged. Its bundle is older
-  // than the resume.
+  // A run that has resumed from a step before the divergence no longer counts as diverged, since
+  // its bundle is older than the resume.
   REQUIRE(fs::exists(f / "runs/bad/diverged"));
   for (const fs::path& bundle : list_folder(f / "runs/bad/diverged"))
     fs::last_write_time(bundle / "state.json",
@@ -103,7 +103,7 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
   CHECK(watched.code == 0);
   CHECK_THAT(watched.out,
              ContainsSubstring("runs/a  finished  step 8/8") && ContainsSubstring("\xe2\xa0"));
-  CHECK(watched.out.find('\033') == std::string::npos);  // no terminal
+  CHECK(watched.out.find('\033') == std::string::npos);  // this output is not a terminal
   CHECK(std::count(watched.out.begin(), watched.out.end(), '\n') <= 24);
 }
 
@@ -140,7 +140,7 @@ std::optional<Finished> lathe_without_rights(const TempFolder& folder,
               .environment = {}});
 }
 
-TEST_CASE("runs that can't be read are named, and the others listed", "[runs]") {
+TEST_CASE("runs that can't be read are named, and other runs are listed", "[runs]") {
   const TempFolder f;
   const std::string line = "{\"step\":3,\"loss\":2.5,\"tokens\":4,\"time\":1}\n";
   for (const char* name : {"a", "damaged", "deep/b", "no_config", "closed/c", ".unfinished-d"}) {

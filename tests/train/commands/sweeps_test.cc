@@ -25,7 +25,7 @@ TEST_CASE("a sweep's points are a grid or random draws, each point once", "[swee
   CHECK(grid[0] == Overrides{{"optim.lr", "1e-3"}, {"train.seed", "1"}});
   CHECK(grid[4] == Overrides{{"optim.lr", "3e-3"}, {"train.seed", "2"}});
 
-  // Random draws depend on the seed only.
+  // Random draws depend only on the seed.
   const auto some = make_points({axis("optim.lr", "1,2,3,4,5"), axis("train.seed", "1,2,3")}, 9, 7);
   REQUIRE(some.size() == 9);
   for (size_t i = 0; i < 9; ++i) CHECK(std::count(some.begin(), some.end(), some[i]) == 1);
@@ -40,7 +40,7 @@ TEST_CASE("a sweep's points are a grid or random draws, each point once", "[swee
     CHECK((layers == 2 || layers == 3 || layers == 4));
     low += lr < 1e-3 ? 1 : 0;
   }
-  CHECK((low > 70 && low < 130));  // half, on a logarithmic scale
+  CHECK((low > 70 && low < 130));  // half of the draws, on a logarithmic scale
 
   // A narrow range has as many different points as a wide one, all of them within it.
   for (const char* range : {"0.999..0.9999", "0.9..0.99999", "1.0001e-3..1.0009e-3", "0..1e-9"}) {
@@ -93,7 +93,7 @@ TEST_CASE("successive halving promotes the best points, and resumes a job that w
   // points reach the second rung, and the best reaches the last.
   std::vector<PointState> points(9);
   std::vector<bool> running(9, false);
-  std::map<int, int> ran;  // by rung
+  std::map<int, int> ran;  // the number of jobs by rung
   while (const auto job = next_job(points, running, 3, 3)) {
     const auto [i, rung] = *job;
     ++ran[rung];
@@ -170,7 +170,7 @@ TEST_CASE("results are averaged over seeds and folds", "[sweeps]") {
   CHECK(groups[1].points == std::vector<size_t>{0, 1, 2, 3});
   CHECK((groups[1].mean == 4 && groups[1].deviation == Approx(std::sqrt(6.0))));
 
-  // A group in which a run diverged comes last, with the mean of the others.
+  // A group in which a run diverged comes last, with the mean of its other runs.
   states[5].end = "diverged";
   states[5].losses.clear();
   groups = group_points(points, states, 1);
@@ -183,7 +183,7 @@ TEST_CASE("results are averaged over seeds and folds", "[sweeps]") {
 
 /// Checks the means of a sweep over two rates with two seeds each, and the contents of its report.
 void check_means(const fs::path& folder, const Finished& sweep) {
-  std::map<std::string, std::vector<double>> losses;  // by rate
+  std::map<std::string, std::vector<double>> losses;  // by learning rate
   for (const auto& entry : fs::directory_iterator(folder / "points")) {
     const std::string name = entry.path().filename().string();
     if (!name.ends_with(".json")) continue;
@@ -208,7 +208,7 @@ void check_means(const fs::path& folder, const Finished& sweep) {
   CHECK_THAT(sweep.out, ContainsSubstring("best      optim.lr=") && ContainsSubstring(line));
   CHECK_THAT(table, ContainsSubstring("points/lr=1e-3,seed=1"));
 
-  if (!fs::exists(folder / "report.html")) return;  // without the chart library
+  if (!fs::exists(folder / "report.html")) return;  // the chart library is missing
   const std::string page = slurp(folder / "report.html");
   CHECK_THAT(page, ContainsSubstring("\"sweep\":[{\"key\":\"optim.lr\",\"points\":[[\"1e-3\","));
   CHECK_THAT(page, ContainsSubstring("{\"key\":\"train.seed\",\"points\":[[\"1\","));
@@ -222,7 +222,7 @@ TEST_CASE("a random search trains each draw with every seed", "[sweeps]") {
                    "--train.seed=1,2,3", "--train.steps=2", "--train.eval_interval=2", "--out=s"});
   INFO(r.out << r.err);
   REQUIRE(r.code == 0);
-  std::map<std::string, int> runs;  // by rate
+  std::map<std::string, int> runs;  // by learning rate
   for (const fs::path& run : find_runs(f / "s")) {
     const std::string name = run.filename().string();
     ++runs[name.substr(0, name.find(','))];
@@ -284,7 +284,7 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[sweeps]") {
   for (const std::string& name : points)
     CHECK(difference(f / ("whole/points/" + name), f / ("killed/points/" + name)) == "");
   CHECK(difference(f / "whole/points" / points[0], f / "whole/points" / points[1]) !=
-        "");  // control: different points differ
+        "");  // different points must differ
 
   // Another start of the finished sweep does nothing.
   CHECK(sweep("killed", "").code == 0);
@@ -391,7 +391,7 @@ TEST_CASE("a sweep trains its points to the end even if the config stops a singl
   const RunConfig best = load_config((f / "a/best.toml").string(), {}).config;
   CHECK(best.train.max_time == Approx(0.001));
   CHECK(best.train.pause_at == 0);
-  CHECK(best.train.threads == 1);  // of tiny.toml
+  CHECK(best.train.threads == 1);  // the value in tiny.toml
   CHECK(best.checkpoint.resume == "never");
 }
 
@@ -415,7 +415,7 @@ TEST_CASE(
   };
   REQUIRE(lathe({"train", "llama.toml", "--train.out_dir=source"}, "0.1").code == 0);
 
-  // A key of the source's model, whose kind the config does not name.
+  // This config has data.window, a key of language models, but does not name the model's kind.
   write_file(f / "tune.toml",
              "[train]\ninit_from = \"source\"\nsteps = 2\neval_interval = 2\nthreads = 1\n"
              "[data]\ndir = \"data\"\nwindow = 16\n");
@@ -458,7 +458,7 @@ TEST_CASE("a file can define a sweep with successive halving, and wrong sweeps a
                            ContainsSubstring("--samples"));
   CHECK(!fs::exists(f / "none"));
 
-  // At least one run reaches the last step, and not all of them.
+  // At least one run reaches the last step, but not all runs do.
   int at_end = 0;
   for (const fs::path& run : find_runs(f / "s"))
     at_end += summarize(run).state == "finished" ? 1 : 0;

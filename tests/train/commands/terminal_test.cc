@@ -28,7 +28,7 @@ const std::string foreign =
 const std::string foreign_shown = "a\\x1b]0;t\\x07\\xc2\\x9b2J\\x7fz";
 
 /// Runs lathe with a terminal as its standard input, output and error. Returns the terminal's
-/// output and the exit code. `keys` are typed before it starts.
+/// output and the exit code. `keys` are typed before lathe starts.
 Finished on_terminal(const fs::path& folder, std::vector<std::string> words,
                      const std::string& keys = "") {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -67,7 +67,7 @@ Finished on_terminal(const fs::path& folder, std::vector<std::string> words,
 }
 
 /// Returns whether a terminal shows all of this text: it is UTF-8 and has no control characters
-/// except Lathe's own sequences (colors, and those that erase a line or switch the screen).
+/// except sequences that Lathe writes (colors, and those that erase a line or switch the screen).
 bool is_harmless(const std::string& out) {
   const std::string text = std::regex_replace(out, std::regex("\x1b\\[[?0-9;]*[mKJHhl]"), "");
   return is_utf8(text) && printable(replace_all(text, "\r", "")) == replace_all(text, "\r", "");
@@ -81,7 +81,8 @@ TEST_CASE("control characters are shown in a visible form", "[terminal]") {
   CHECK(printable("\x80\xc2\x80\xc2\x9f\xc2\xa0\xc2") == "\\x80\\xc2\\x80\\xc2\\x9f\xc2\xa0\\xc2");
   CHECK(printable("\xed\xa0\x80\xff") == "\\xed\\xa0\\x80\\xff");  // a surrogate
   CHECK(printable_line("a\tb\nc") == "a\\x09b\\x0ac");
-  // Characters that change the direction of text are escaped, and their neighbors are not.
+  // Characters that change the direction of text are escaped, but their neighbors in Unicode are
+  // not.
   CHECK(printable("\u202a\u202e\u2066\u2069") ==
         "\\xe2\\x80\\xaa\\xe2\\x80\\xae\\xe2\\x81\\xa6\\xe2\\x81\\xa9");
   CHECK(printable("\u2029\u202f\u2065\u206a") == "\u2029\u202f\u2065\u206a");
@@ -151,7 +152,7 @@ TEST_CASE("names of files and texts in files are escaped on a terminal", "[termi
   };
   for (const Case& c : std::vector<Case>{
            {{"runs"}},
-           {{"runs", "--json=true"}, 0, "2J\\x7fz"},  // JSON escapes most of them itself
+           {{"runs", "--json=true"}, 0, "2J\\x7fz"},  // JSON escapes most control characters
            {{"compare", "runs/tiny", name}},
            {{"verify", name}},
            {{"inspect", name}},
@@ -165,7 +166,7 @@ TEST_CASE("names of files and texts in files are escaped on a terminal", "[termi
            {{"prepare", "text.txt", "--out", foreign + "-data", "--tokenizer", "char"}},
            {{"sweep", "tiny.toml", "--train.seed=1,2", "--train.steps=1", "--out",
              foreign + "-sweep"}},
-           // Errors.
+           // These commands end with an error.
            {{foreign}, 2},
            {{"train", "tiny.toml", "--" + foreign + "=1"}, 2},
            {{"train", foreign + ".toml"}, 2},

@@ -42,7 +42,7 @@ TEST_CASE(
                flag = std::holds_alternative<bool>(f.initial);
     const std::string head = "[" + section(f) + "]\n", value = toml_text(f.initial);
 
-    // Values of another type.
+    // Values of another type are refused.
     CHECK_THAT(problem(head + name(f) + (text ? " = 3\n" : " = \"x\"\n")),
                ContainsSubstring("c.toml:2:1: " + f.key + " ") &&
                    ContainsSubstring(types[f.initial.index()]));
@@ -51,7 +51,7 @@ TEST_CASE(
       CHECK_THAT(problem(head + name(f) + " = 1.5\n"),
                  ContainsSubstring(f.key) && ContainsSubstring("whole number"));
 
-    // Values that the rule of the key excludes. The error has the rule.
+    // Values that the rule of the key excludes are refused, and the error states the rule.
     const auto refused = [&](const std::string& wrong, const std::string& allowed) {
       CHECK_THAT(problem(head + name(f) + " = " + wrong + "\n"),
                  ContainsSubstring(f.key + " = " + wrong + " ") && ContainsSubstring(allowed));
@@ -63,7 +63,7 @@ TEST_CASE(
     }
     if (!f.rule.choices.empty()) refused("\"nonsense\"", f.rule.choices[0]);
 
-    // Misspelled and repeated keys, and keys outside their section.
+    // Misspelled and repeated keys, and keys outside their section, are refused.
     CHECK_THAT(problem(head + name(f) + "x = 1\n"),
                ContainsSubstring(f.key + "x") && ContainsSubstring("mean " + section(f) + "."));
     CHECK_THAT(problem(head + name(f) + " = " + value + "\n" + name(f) + " = " + value + "\n"),
@@ -78,7 +78,7 @@ TEST_CASE(
           ContainsSubstring("no key " + other + "." + name(f)) && ContainsSubstring("mean "));
     }
 
-    // The control: the default is accepted.
+    // The default is accepted.
     CHECK(problem(head + name(f) + " = " + value + "\n") == "");
   }
 }
@@ -127,7 +127,7 @@ TEST_CASE("keys of amp that contradict each other are refused", "[config]") {
         {"c.toml:2:1: amp.scaler = \"dynamic\"", "amp.dtype = \"fp16\"", "bf16", "float32"}},
        {"scaler = \"fixed\"\ndtype = \"fp8\"", {"amp.scaler = \"fixed\"", "fp8", "tensor"}}});
 
-  // Keys of the loss scale.
+  // These keys concern the loss scale.
   check_contradictions(
       "amp",
       {{"loss_scale = 0\ndtype = \"fp16\"", {"c.toml:2:1: amp.loss_scale = 0", ">= 1e-06"}},
@@ -139,7 +139,7 @@ TEST_CASE("keys of amp that contradict each other are refused", "[config]") {
        {"min_loss_scale = 8\nloss_scale = 4\ndtype = \"fp16\"",
         {"amp.min_loss_scale = 8", "amp.loss_scale = 4"}}});
 
-  // Keys of parameters and their copies.
+  // These keys concern parameters and their copies.
   check_contradictions(
       "amp",
       {{"master = false", {"c.toml:2:1: amp.master = false", "amp.dtype"}},
@@ -151,7 +151,7 @@ TEST_CASE("keys of amp that contradict each other are refused", "[config]") {
        {"rounding = \"stochastic\"\ndtype = \"fp16\"\nmaster = false",
         {"amp.rounding = \"stochastic\"", "amp.dtype = \"bf16\""}}});
 
-  // Keys of fp8, and sizes that fp8 matmuls need.
+  // These keys concern fp8, and sizes that fp8 matmuls need.
   check_contradictions("amp",
                        {{"fp8_scaling = \"delayed\"", {"amp.fp8_scaling", "amp.dtype = \"fp8\""}},
                         {"dtype = \"fp8\"\nfp8_history = 4",
@@ -183,7 +183,7 @@ TEST_CASE("keys of adapters that contradict each other are refused", "[config]")
                    {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"\ntie_weights = true",
                     {"adapters.rank = 4", "model.kind = \"rnn\""}}});
 
-  // The control: these kinds have linear layers beside their head.
+  // Adapters are accepted for these kinds, which have linear layers beside their head.
   for (const char* kind :
        {"gpt", "gpt\"\ntie_weights = false\ninit = \"gpt2", "llama", "mlp", "convnet"})
     CHECK(problem(str("[adapters]\nrank = 4\nbase = \"x\"\n[model]\nkind = \"", kind, "\"\n")) ==
@@ -191,7 +191,7 @@ TEST_CASE("keys of adapters that contradict each other are refused", "[config]")
 }
 
 TEST_CASE("an unknown key without a section is refused like any other", "[config]") {
-  const Schema& keys = RunConfig().model.own.schema();  // of a model's own keys, as "n_layer"
+  const Schema& keys = RunConfig().model.own.schema();  // keys of a model, such as "n_layer"
   std::vector<std::byte> memory(4096);
   for (const char* key : {"n_layers", "x", "model.n_layer", ""}) {
     INFO(key);
@@ -232,7 +232,7 @@ TEST_CASE("schedule.min_lr is a tenth of optim.lr unless it is given", "[config]
   CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "0"}}) == 0);
   CHECK(config_from_toml("[optim]\nlr = 5e-4\n[schedule]\nmin_lr = 0.0001\n", "an older run")
             .schedule.min_lr == 1e-4);
-  const ScheduleConfig untouched;  // not through load_config
+  const ScheduleConfig untouched;  // not set by load_config()
   ScheduleConfig given;
   given.min_lr = 1e-4;
   for (int64_t step : {150, 1999})
@@ -320,7 +320,7 @@ TEST_CASE(
   CHECK(c.config.train.out_dir == "runs/c");
 }
 
-TEST_CASE("the resolved config reads back as itself", "[config]") {
+TEST_CASE("a resolved config that is saved and read again is unchanged", "[config]") {
   RunConfig c;
   c.optim.lr = 0.1 + 0.2;
   c.data.dir = "a \"quoted\" \\ path";
@@ -425,7 +425,7 @@ TEST_CASE("malformed TOML is parsed or throws an Error, and never crashes", "[co
   SUCCEED("20000 inputs");
 }
 
-/// Returns a value of a field that is not its default.
+/// Returns a value that is not the field's default.
 std::string other_value(const Field& field) {
   if (const auto* flag = std::get_if<bool>(&field.initial)) return *flag ? "false" : "true";
   if (const auto* text = std::get_if<std::string>(&field.initial)) {
@@ -455,7 +455,8 @@ TEST_CASE("a key that has no effect with the chosen kind gives a warning", "[con
       if (kinds.empty() || !seen.insert(field.key).second) continue;
       INFO(field.key);
 
-      // Find one value of the selector with which the key has an effect, and one without.
+      // Find one value of the selector with which the key has an effect, and one with which it has
+      // none.
       const std::string selector =
           field.key.substr(0, field.key.find('.') + 1) + field.rule.selector;
       const Field* chooses = plain.schema().find(selector);

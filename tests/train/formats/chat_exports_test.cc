@@ -93,7 +93,7 @@ TEST_CASE(
                   "--checkpoint.resume=" + find_checkpoint(f / "tuned").string()});
   for (const char* run : {"tuned", "folder", "merged", "branch"}) check_chat_export(f, run);
 
-  // Control: a run that is trained only on that data has no template.
+  // A run that is trained only on that data has no template.
   tune("plain", {"--model.n_embd=8", "--model.n_layer=1", "--model.block_size=16"});
   export_hugging_face({.run = f / "plain", .out = f / "hf-plain"});
   const Json plain = Json::parse(slurp(f / "hf-plain/tokenizer_config.json"));
@@ -128,14 +128,14 @@ TEST_CASE("chat templates are exported unchanged, or as --chat-template sets the
   CHECK(chosen.value("chat_template", "") == chatml_template);
   CHECK(!fs::exists(f / "hf-chosen/chat_template.jinja"));
 
-  // Without any of these files the default tokens are written.
+  // If none of these files exists, the default tokens are written.
   for (const char* name :
        {"tokenizer_config.json", "chat_template.jinja", "generation_config.json"})
     fs::remove(folder / name);
   const fs::path bare = again("bare");
   CHECK(Json::parse(slurp(bare / "tokenizer_config.json"))["eos_token"] == "<|endoftext|>");
   CHECK(!fs::exists(bare / "generation_config.json"));
-  // If tokenizer_config.json does not name the tokens, special_tokens_map.json may.
+  // If tokenizer_config.json does not name the tokens, special_tokens_map.json can name them.
   write_file(folder / "tokenizer_config.json", "{\"model_max_length\": 1024}");
   CHECK(Json::parse(slurp(again("unnamed") / "config.json"))["eos_token_id"] == 256);
   write_file(folder / "special_tokens_map.json", "{\"eos_token\": \"<|im_end|>\"}");
@@ -173,7 +173,7 @@ TEST_CASE("each end token of generation_config.json or config.json ends a text",
     import_hugging_face({.folder = folder, .out = f / name});
     return *read_state(find_checkpoint(f / name)).tokenizer;
   };
-  const Tokenizer two = imported("two");  // [258, 256]
+  const Tokenizer two = imported("two");  // the file has [258, 256]
   CHECK(two.ends_text(258));
   CHECK(two.ends_text(256));
   CHECK(!two.ends_text(257));
@@ -183,7 +183,7 @@ TEST_CASE("each end token of generation_config.json or config.json ends a text",
   for (const int64_t id : {258, 257, 65}) CHECK(three.ends_text(id));
   CHECK(!three.ends_text(66));
 
-  // A list of config.json comes back; a number of generation_config.json counts too.
+  // A list in config.json is exported again. A number in generation_config.json is also read.
   write_file(folder / "generation_config.json", "{\"eos_token_id\": 66}");
   Json config = Json::parse(slurp(folder / "config.json"));
   config["eos_token_id"] = {258, 67};
@@ -194,7 +194,7 @@ TEST_CASE("each end token of generation_config.json or config.json ends a text",
   export_hugging_face({.run = f / "listed", .out = f / "hf-listed"});
   CHECK(Json::parse(slurp(f / "hf-listed/config.json"))["eos_token_id"] == config["eos_token_id"]);
 
-  // --chat-template adds the end token of its own format.
+  // --chat-template adds the end token of the format that it selects.
   config["eos_token_id"] = {67, 256};
   write_file(folder / "config.json", config.dump());
   import_hugging_face({.folder = folder, .out = f / "set", .chat_template = "chatml"});

@@ -139,8 +139,8 @@ Json config_of(const std::string& type, const Json& more) {
   return config;
 }
 
-/// Returns the keys that a family reads from config_of(). If `error` is null, reading must succeed;
-/// otherwise *error gets the message of the Error, or "".
+/// Returns the keys that a family reads from config_of(). If `error` is null, reading must succeed.
+/// Otherwise, *error gets the message of the Error, or "" if there is none.
 ModelKeys keys_of(const std::string& type, const Json& more, std::string* error = nullptr) {
   ModelKeys keys;
   const std::string what = error_of([&] {
@@ -180,7 +180,8 @@ TEST_CASE("windows are read as transformers defines them for each family", "[fam
   CHECK(window("mistral", {{"sliding_window", 5}}) == "5:1");
   CHECK(window("mistral", {{"sliding_window", nothing}}) == "0:none");
 
-  // Qwen has windows only if use_sliding_window is true, in the layers from max_window_layers on.
+  // Qwen has windows only if use_sliding_window is true, in layer max_window_layers and later
+  // layers.
   CHECK(window("qwen2", {{"sliding_window", 5}}) == "0:none");
   CHECK(window("qwen2", {{"sliding_window", 5}, {"use_sliding_window", true}}) == "0:none");
   CHECK(window("qwen2",
@@ -246,7 +247,7 @@ TEST_CASE("YaRN's keys are read with the formulas of transformers", "[families]"
   CHECK(yarn(with({{"mscale", 0.7}, {"mscale_all_dim", 1.3}, {"attention_factor", 2.0}}),
              "rope_attention_factor") == 2);
 
-  CHECK(yarn(with({{"factor", nothing}}), "rope_factor") == 4);  // 16 / 4 positions
+  CHECK(yarn(with({{"factor", nothing}}), "rope_factor") == 4);  // context 16 / original context 4
   const Json whole{{"rope_type", "yarn"}, {"factor", 2.0}};
   CHECK(read_key<int64_t>("llama", {{"rope_scaling", whole}}, "rope_original_context") == 16);
   CHECK(!read_key<bool>(
@@ -262,7 +263,7 @@ TEST_CASE("a key that a family can't compute is refused by name", "[families]") 
     CHECK_THAT(error, ContainsSubstring("config.json: " + what));
   };
 
-  // Windows, and the layers that have one.
+  // These keys concern windows, and the layers that have one.
   refused("llama", {{"sliding_window", 5}, {"use_sliding_window", true}}, "sliding_window = 5");
   refused("olmo2", {{"sliding_window", 5}, {"layer_types", types_of("101010")}},
           "sliding_window = 5");
@@ -284,7 +285,7 @@ TEST_CASE("a key that a family can't compute is refused by name", "[families]") 
       {{"rope_parameters", {{"sliding_attention", {{"rope_type", "linear"}, {"factor", 2.0}}}}}},
       "rope_parameters: sliding_attention: rope_type");
 
-  // Lists of the wrong length, or with other values.
+  // Lists of the wrong length, or with other values, are refused.
   refused("smollm3", {{"no_rope_layers", {1, 0}}}, "no_rope_layers");
   refused("smollm3", {{"no_rope_layers", {1, 0, 2, 1, 1, 1}}}, "\"no_rope_layers\" is 2");
   refused("smollm3", {{"no_rope_layers", 3}}, "no_rope_layers = 3");
@@ -304,7 +305,7 @@ TEST_CASE("an export to GGUF of a family without a GGUF form is refused, and lea
                ContainsSubstring(what));
     CHECK(!fs::exists(f / "gguf"));
   }
-  // Control: a window of the whole context counts as no window.
+  // A window as long as the context counts as no window.
   export_gguf(
       {.run = family_run(f, "whole", {{"sliding_window", int64_t{16}}}), .out = f / "gguf"});
   CHECK(fs::exists(f / "gguf/model.gguf"));
@@ -323,7 +324,7 @@ TEST_CASE("Gemma's tokenizer is read although it splits at spaces, which its nor
                            {"invert", false}};
   CHECK(bpe_to_json(bpe_from_json(json, "here")) == wanted);
 
-  // Controls: another split, and a split at spaces without a normalizer that replaces them.
+  // Another split is refused, and so is a split at spaces without a normalizer that replaces them.
   Json other = json;
   other["pre_tokenizer"]["pattern"] = {{"String", "a"}};
   CHECK_THAT(error_of([&] { bpe_from_json(other, "here"); }),

@@ -1,5 +1,5 @@
 // Tests of models of other programs: exports can be imported again, and an inconsistent folder is
-// refused with the name of the fault and leaves nothing.
+// refused with an error that names the fault, and leaves nothing.
 #include <cstdlib>
 #include <fstream>
 
@@ -35,7 +35,7 @@ void round_trip(const TempFolder& f, const std::string& kind, const Values& valu
     if (key.key.starts_with("model.") && key.key != "model.init")
       CHECK(toml_text(was.schema().get(&was, key)) == toml_text(is.schema().get(&is, key)));
   }
-  CHECK(names(f.path()).size() == 4);  // tokenizer.json, run, hf, again: nothing unfinished
+  CHECK(names(f.path()).size() == 4);  // only tokenizer.json, run, hf and again
   for (const char* name : {"run", "hf", "again"}) remove_tree(f / name);
 }
 
@@ -151,8 +151,8 @@ TEST_CASE(
       remove_tree(f / "a");
     }
 
-    // If a command is killed after the rename, the next command to the same folder removes what is
-    // left beside it.
+    // If a command is killed after the rename, the next command to the same folder removes what the
+    // killed one left beside it.
     REQUIRE(run({.binary = "lathe_faults",
                  .args = command,
                  .folder = f.path(),
@@ -202,7 +202,8 @@ TEST_CASE("a new folder does not replace another program's files under its tempo
   CHECK(slurp(theirs) == "a file");
   fs::remove(theirs);
 
-  // Folders with a name that commands use, but without the lock file, or the reverse.
+  // The folder has an entry with a name that commands use but no lock file, or a lock file and
+  // another program's file.
   fs::create_directories(theirs / "unfinished");
   refused();
   fs::remove(theirs / "unfinished");
@@ -218,8 +219,8 @@ TEST_CASE("a new folder does not replace another program's files under its tempo
              ContainsSubstring(theirs.string()) && ContainsSubstring("--out"));
 }
 
-/// Returns the error of an import of a copy of `hf` that `edit` has changed, or "". A refused
-/// import must leave nothing.
+/// Returns the error of an import of a copy of `hf` that `edit` has changed, or "" if there is
+/// none. A refused import must leave nothing.
 std::string refusal(const TempFolder& f, const fs::path& hf,
                     const std::function<void(const fs::path&)>& edit) {
   fs::copy(hf, f / "lie", fs::copy_options::recursive);
@@ -258,8 +259,8 @@ std::function<void(const fs::path&)> tensors_with(
   };
 }
 
-/// Returns an edit that splits model.safetensors into two files with an index, which `edit`
-/// changes.
+/// Returns an edit that splits model.safetensors into two files with an index. `edit` changes the
+/// index.
 std::function<void(const fs::path&)> sharded(const std::function<void(Json& map)>& edit) {
   return [=](const fs::path& folder) {
     Json map = Json::object();
@@ -292,7 +293,7 @@ TEST_CASE(
     CHECK_THAT(refusal(f, f / "hf", edit), ContainsSubstring(what) && ContainsSubstring(also));
   };
 
-  // Controls: the unchanged folder, a sharded one, and ones with changes that don't matter.
+  // The unchanged folder is accepted, and so are a sharded folder and changes that don't matter.
   const auto nothing = [](const fs::path&) {};
   CHECK(refusal(f, f / "hf", nothing).empty());
   CHECK(refusal(f, f / "hf", sharded([](Json&) {})).empty());
@@ -304,7 +305,7 @@ TEST_CASE(
                 }))
             .empty());
 
-  // Keys with values that ask for a computation which Lathe does not have.
+  // These values ask for a computation that Lathe does not have.
   says(config_with("n_inner", 31), "n_inner = 31");
   says(config_with("activation_function", "relu"), "activation_function = \"relu\"");
   says(config_with("layer_norm_epsilon", 1e-6), "layer_norm_epsilon");
@@ -315,7 +316,7 @@ TEST_CASE(
   says(config_with("rotary_pct", 0.25), "rotary_pct = 0.25");
   says(config_with("model_type", "bert"), "model_type = \"bert\"");
 
-  // Sizes that do not fit each other or the tensors.
+  // These sizes do not fit each other or the tensors.
   says(config_with("n_head", 3), "n_head");
   says(config_with("n_head", "2"), "n_head");
   says(config_with("n_layer", 0), "n_layer");
@@ -326,7 +327,7 @@ TEST_CASE(
   says(config_with("n_positions", 17), "transformer.wpe.weight");
   says(config_with("tie_word_embeddings", false), "lm_head.weight");
 
-  // Files that are missing or damaged.
+  // These files are missing or damaged.
   says([](const fs::path& p) { fs::remove(p / "config.json"); }, "no config.json");
   says([](const fs::path& p) { write_file(p / "config.json", "[]"); }, "model_type");
   says([](const fs::path& p) { fs::remove(p / "model.safetensors"); },
@@ -347,7 +348,7 @@ TEST_CASE(
       },
       "vocabulary of 259");
 
-  // Tensors.
+  // These tensors are missing, unknown or wrong.
   says(tensors_with([](auto& t) { t.erase("transformer.ln_f.bias"); }), "\"transformer.ln_f.bias\"",
        "lacks");
   says(tensors_with([](auto& t) { t["score.weight"] = torch::ones({2, 8}); }), "score.weight");
@@ -367,7 +368,7 @@ TEST_CASE(
   says(tensors_with([](auto& t) { t["wpe.weight"] = t["transformer.wpe.weight"] + 1; }),
        "\"wpe.weight\"", "belong");
 
-  // An index that does not agree with the files.
+  // These indices do not agree with the files.
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "c.safetensors"; }), "c.safetensors",
        "not there");
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "a.safetensors"; }),
@@ -392,10 +393,10 @@ TEST_CASE("export refuses a kind without a family, and an average that the run d
              ContainsSubstring("optim.ema_decay"));
 }
 
-/// Called by tests/oracles/transformers/oracle.py and tests/oracles/onnx/oracle.py. LATHE_HF names
-/// a file with a JSON object on each line, {"run", "ids": [[...]], "greedy": how many tokens to add
-/// to the first row, "cache", "out"}. Writes the tensors "logits" and "greedy" to "out" as
-/// safetensors.
+/// Computes results for tests/oracles/transformers/oracle.py and tests/oracles/onnx/oracle.py.
+/// LATHE_HF names a file with a JSON object on each line, {"run", "ids": [[...]], "greedy": how
+/// many tokens to add to the first row, "cache", "out"}. Writes the tensors "logits" and "greedy"
+/// to "out" as safetensors.
 TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
   const char* list = std::getenv("LATHE_HF");
   if (list == nullptr) {

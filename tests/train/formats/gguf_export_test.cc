@@ -1,5 +1,5 @@
-// Exported GGUF files, read as ggml's docs/gguf.md describes them: rotary channels, and tokens with
-// scores.
+// Tests of exported GGUF files, which are read as ggml's docs/gguf.md describes them: rotary
+// channels, and tokens with scores.
 #include <cstring>
 
 #include "core/io/json.h"
@@ -44,7 +44,7 @@ class GGUFReader {
       Place place{.name = text(), .sizes = {}, .offset = 0};
       place.sizes.resize(number<uint32_t>());
       for (auto size = place.sizes.rbegin(); size != place.sizes.rend();
-           ++size)  // the innermost comes first
+           ++size)  // the innermost dimension comes first
         *size = static_cast<int64_t>(number<uint64_t>());
       REQUIRE(number<uint32_t>() == 0);  // float32
       place.offset = number<uint64_t>();
@@ -128,7 +128,7 @@ TEST_CASE(
     CHECK(file.metadata[arch + ".attention.head_count_kv"] == 2);
     CHECK(file.metadata[arch + ".rope.dimension_count"] == 6);
 
-    // Each tensor of the run is in the file, and no other.
+    // Each tensor of the run is in the file, and the file has no other tensor.
     std::map<std::string, std::string> names{{"tokens.weight", "token_embd.weight"},
                                              {"norm.weight", "output_norm.weight"},
                                              {"head.weight", "output.weight"}};
@@ -171,7 +171,7 @@ TEST_CASE("GGUF has the vocabulary size without a tokenizer, and an end token fo
     return GGUFReader(f / "gguf" / "model.gguf").metadata;
   };
   CHECK(exported(Tokenizer::byte(), 256)["gpt2.vocab_size"] == 256);
-  // Without a key, llama.cpp takes token 11 for the end.
+  // If the file has no such key, llama.cpp takes token 11 as the end token.
   const Json chat = exported(byte_tokenizer_with({"<|im_start|>", "<|im_end|>"}), 258);
   CHECK(chat["tokenizer.ggml.eos_token_id"] == 257);
 }
@@ -180,7 +180,7 @@ TEST_CASE("GGUF has SentencePiece's tokens with scores in the order of their mer
           "[gguf_export]") {
   const TempFolder f;
   BPEDefinition d = sentencepiece(SpaceBefore::each);
-  const auto id = [&](const std::string& token) {  // the last, which is not a byte token
+  const auto id = [&](const std::string& token) {  // the last match, not a byte token
     return static_cast<int32_t>(d.tokens.rend() -
                                 std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
   };
@@ -194,8 +194,9 @@ TEST_CASE("GGUF has SentencePiece's tokens with scores in the order of their mer
   export_gguf({.run = run, .out = f / "gguf"});
   const GGUFReader file(f / "gguf" / "model.gguf");
 
-  // 3 special tokens, 256 bytes, 5 characters, 6 tokens of merges, and padding. llama.cpp merges
-  // the neighbors whose token has the highest score, so scores fall from merge to merge.
+  // The vocabulary has 3 special tokens, 256 bytes, 5 characters, 6 tokens of merges, and padding.
+  // llama.cpp merges the neighbors whose token has the highest score, so scores fall from merge to
+  // merge.
   enum : int { normal = 1, unknown = 2, control = 3, unused = 5, byte = 6 };
   std::vector<std::string> tokens{"<unk>", "<s>", "</s>"};
   std::vector<int> types{unknown, control, control};

@@ -1,5 +1,6 @@
 // Tests of GGUF files that are inconsistent, or need a computation or a split of text that Lathe
-// does not have: each is refused with the fault's name and exit code, and nothing is left.
+// does not have. Each file is refused with an exit code and an error that names the fault, and
+// nothing is left.
 #include <cmath>
 #include <functional>
 
@@ -18,20 +19,21 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// A file that a fault test changes, and the error of an import of it.
+/// A GGUF file that a test changes and imports.
 class FaultyFile {
  public:
   FaultyFile() : good_(float32()) {}
 
   fs::path path() const { return folder_ / "model.gguf"; }
   const TempFolder& folder() const { return folder_; }
-  /// Writes the file with a change.
+  /// Writes the file after `edit` has changed it.
   void write(const std::function<void(GGUFBytes&)>& edit) {
     GGUFBytes file = good_.file;
     edit(file);
     write_file(path(), file.bytes());
   }
-  /// Checks the exit code and the facts of an import's error, and that it leaves nothing.
+  /// Imports the file after `edit` has changed it. Checks that the import ends with `code`, that
+  /// its error contains `facts`, and that it leaves nothing.
   void refused(int code, const std::vector<std::string>& facts,
                const std::function<void(GGUFBytes&)>& edit, ImportOptions options = {}) {
     INFO(facts[0]);
@@ -44,7 +46,7 @@ class FaultyFile {
     if (code != 2) CHECK_THAT(refusal, ContainsSubstring("model.gguf"));  // 2: a flag is at fault
     CHECK((names(folder_.path()) == std::set<std::string>{"model.gguf"}));
   }
-  /// Imports the file with a change, and returns the run's state.
+  /// Imports the file after `edit` has changed it, and returns the run's state.
   RunState imported(const std::function<void(GGUFBytes&)>& edit, ImportOptions options = {}) {
     write(edit);
     options.folder = path();
@@ -65,7 +67,7 @@ class FaultyFile {
 TEST_CASE("a GGUF file with a wrong header is refused by all commands", "[gguf_faults]") {
   FaultyFile f;
   using File = GGUFBytes;
-  f.imported([](File&) {});  // the control
+  f.imported([](File&) {});  // accepted
   const auto refused = [&](const std::string& what, const std::function<void(File&)>& edit) {
     f.refused(4, {what}, edit);
     for (const auto& command : {inspect, verify}) {
@@ -186,7 +188,7 @@ TEST_CASE("a GGUF file that is cut anywhere, or has any byte changed, is read or
   }
 }
 
-TEST_CASE("a GGUF file whose model needs another computation is refused by its key",
+TEST_CASE("a GGUF file whose model needs another computation is refused with its key",
           "[gguf_faults]") {
   FaultyFile f;
   using File = GGUFBytes;
@@ -233,7 +235,7 @@ TEST_CASE("a GGUF file whose model needs another computation is refused by its k
   CHECK_THAT(folder.err, ContainsSubstring("config.json") && ContainsSubstring("model.gguf"));
   CHECK(lathe_in(f.folder(), {"import", "none.gguf", "--out", "in/out"}).code == 2);
 
-  // Controls: keys that don't matter, a shorter context, and an ignored key.
+  // Keys that don't matter, a shorter context and an ignored key are accepted.
   f.imported([](File& g) {
     g.value("llama.rope.scaling.type") = gguf_value("none");
     g.value("llama.rope.dimension_count") = gguf_value(64U);
@@ -252,7 +254,7 @@ TEST_CASE("a GGUF file whose model needs another computation is refused by its k
             {.ignored_keys = {"llama.block_count"}});
 }
 
-TEST_CASE("a tokenizer in a GGUF file is read, or refused by its key", "[gguf_faults]") {
+TEST_CASE("a tokenizer in a GGUF file is read, or refused with its key", "[gguf_faults]") {
   FaultyFile f;
   using File = GGUFBytes;
   const auto key = [&](const std::string& name, const std::string& value, const std::string& what) {
@@ -285,7 +287,7 @@ TEST_CASE("a tokenizer in a GGUF file is read, or refused by its key", "[gguf_fa
   key("ggml.add_bos_token", gguf_value(true), "add_bos_token");
   key("chat_template", gguf_value("\xFF"), "chat_template is not UTF-8");
   {
-    // A token for which the model has no row.
+    // The model has no row for this token.
     std::vector<std::string> more = tokens;
     more.emplace_back("extra");
     std::vector<int32_t> more_types = types;
@@ -296,8 +298,8 @@ TEST_CASE("a tokenizer in a GGUF file is read, or refused by its key", "[gguf_fa
     });
   }
 
-  // Controls: an unused token, a user-defined one, and a BOS token. The names of ways to split text
-  // are llama.cpp's.
+  // An unused token, a user-defined token and a BOS token are accepted. The names of ways to split
+  // text are llama.cpp's.
   types[258] = 4;
   types[257] = 5;
   const RunState state = f.imported([&](File& g) {

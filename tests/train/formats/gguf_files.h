@@ -1,4 +1,4 @@
-// GGUF files of a small model, made without Lathe's code.
+// Makes GGUF files of a small model without Lathe's code.
 #pragma once
 
 #include <map>
@@ -13,8 +13,8 @@
 
 namespace lathe::test {
 
-/// Returns the exit code and the message of the Error that `action` throws; 0 and "" if it throws
-/// nothing.
+/// Returns the exit code and the message of the Error that `action` throws, or 0 and "" if it
+/// throws nothing.
 template <class F>
 std::pair<int, std::string> outcome_of(F&& action) {
   try {
@@ -25,12 +25,12 @@ std::pair<int, std::string> outcome_of(F&& action) {
   return {0, ""};
 }
 
-/// A Llama model of one layer whose matrices have one GGUF type, with rows of 256 elements, and a
-/// byte-level tokenizer.
+/// The GGUF file of a Llama model with one layer. Its matrices have one GGUF type, and rows of 256
+/// elements. It has a byte-level tokenizer.
 struct LlamaFile {
   static constexpr uint64_t width = 256, vocabulary = 259;
   GGUFBytes file;
-  std::map<std::string, std::vector<float>> values;  ///< by the name in the file
+  std::map<std::string, std::vector<float>> values;  ///< the tensors' numbers, by name in the file
 
   explicit LlamaFile(const GGUFOracle& type, const std::string& architecture = "llama") {
     const auto key = [&](const char* name) { return architecture + "." + name; };
@@ -78,7 +78,7 @@ struct LlamaFile {
     add("blk.0.ffn_down.weight", {width, width});
   }
 
-  /// Adds bytes in GPT-2's alphabet, two merges and a special token.
+  /// Adds a tokenizer: bytes in GPT-2's alphabet, two merges and a special token.
   void add_tokenizer() {
     std::vector<std::string> tokens(byte_alphabet().begin(), byte_alphabet().end());
     tokens.insert(tokens.end(), {"th", "the", "<|endoftext|>"});

@@ -1,5 +1,5 @@
 // Tests of GGUF files: exports can be imported again, each command reads each type of element, and
-// a wrong file is refused with its name and leaves nothing.
+// a wrong file is refused with an error that names it, and leaves nothing.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -84,7 +84,7 @@ TEST_CASE("each type of element is imported, inspected and verified", "[gguf]") 
     CHECK_THAT(listed, ContainsSubstring("12 tensors, 526592 elements"));
     CHECK_THAT(verify(path), ContainsSubstring("well formed"));
 
-    // A scale, or a value, is not finite.
+    // Make a scale, or a value, that is not finite.
     std::string& bytes = made.file.tensor("blk.0.ffn_up.weight").bytes;
     std::fill_n(bytes.end() - static_cast<std::ptrdiff_t>(type.bytes), type.bytes, '\xFF');
     write_file(path, made.file.bytes());
@@ -132,8 +132,8 @@ TEST_CASE("an imported GGUF file has its config, tokenizer and chat template", "
   CHECK(state.tokenizer->marks().begin == -1);
   CHECK(lathe_in(f, {"generate", "run", "--prompt", "the", "--tokens", "2"}).code == 0);
 
-  // A head that equals the embeddings, as in llama.cpp's files of GPT-2, or that is absent is tied
-  // to the embeddings. Qwen's rows are in Lathe's order.
+  // A head that equals the embeddings, as in llama.cpp's files of GPT-2, is tied to the embeddings,
+  // and so is an absent head. Qwen's rows are in Lathe's order.
   LlamaFile tied(float32(), "qwen2");
   for (const char* part : {"q", "k", "v"})
     tied.file.tensors.push_back({.name = std::string("blk.0.attn_") + part + ".bias",
@@ -153,9 +153,9 @@ TEST_CASE("an imported GGUF file has its config, tokenizer and chat template", "
         0);
 }
 
-/// Exports `run`, imports the file as a run of the same name, and exports that. The second file
-/// must have the same bytes, and the imported run the weights and keys of one imported from a
-/// Hugging Face export.
+/// Exports `run`, imports the file as a run of the same name, and exports the imported run. The
+/// second file must have the same bytes. The imported run must have the weights and keys of a run
+/// that is imported from a Hugging Face export.
 void check_round_trip(const TempFolder& f, const fs::path& run, const std::string& dtype = "") {
   INFO(run.filename().string() << " " << dtype);
   const std::string name = run.filename().string();
@@ -242,7 +242,7 @@ TEST_CASE("a GGUF file in place of a run or a tokenizer is refused with a remedy
     CHECK(!fs::exists(f / "out"));
   }
 
-  // The control: the same keys accept the run that import creates from the file.
+  // The same keys accept the run that import creates from the file.
   REQUIRE(lathe_in(f, {"import", "model.gguf", "--out", "run"}).code == 0);
   const Finished prepared =
       lathe_in(f, {"prepare", "my.txt", "--out", "own", "--tokenizer", "run"});
@@ -353,7 +353,7 @@ TEST_CASE("matrices are quantized where rows are complete blocks, and vectors st
     check_quantized(file, "output.weight", ours_of("head.weight"), type);
     check_quantized(file, "blk.0.ffn_up.weight", ours_of("blocks.0.mlp.up.weight"), type);
     CHECK(file.find("blk.0.attn_norm.weight")->dtype == "F32");
-    // Rows of 24 and of 40 elements.
+    // These matrices have rows of 24 and 40 elements, which are not complete blocks.
     CHECK_THAT(done.out + done.err,
                ContainsSubstring("2 matrices") && ContainsSubstring("float16"));
     for (const char* name : {"blk.0.attn_output.weight", "blk.0.ffn_down.weight"})

@@ -46,11 +46,11 @@ TEST_CASE("a run starts from another run's weights, and resumes without that run
 
   REQUIRE(tune("b", {"--train.init_from=a"}).code == 0);
   CHECK(std::abs(first_loss(f / "b") - end) < 1e-9);
-  CHECK(first_loss(f / "a") > end + 0.1);  // control: random weights have a higher loss
+  CHECK(first_loss(f / "a") > end + 0.1);  // random weights have a higher loss
   REQUIRE(tune("c", {"--train.init_from=a/checkpoints/step-00000010"}).code == 0);
   CHECK(first_loss(f / "c") != end);
 
-  // Commands that train without a run folder use the source's model too; the config has no sizes.
+  // Commands that train without a run folder also use the source's model. The config has no sizes.
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"profile", "tune.toml", "--steps=0:1"},
         {"find", "lr", "tune.toml", "--steps=10"},
@@ -102,7 +102,7 @@ TEST_CASE("a given key of [model] agrees with the source of the weights, or is r
   make_run(f, "source", "llama", llama);
   const std::string source = (f / "source").string();
 
-  // The config's kind is gpt unless it is given; the source's is llama.
+  // The config's kind is gpt unless it is given. The source's kind is llama.
   const auto resolve = [&](const std::string& text, Overrides more, const char* by) {
     write_file(f / "c.toml", text);
     more.insert(more.end(), {{by, source}, {"train.out_dir", (f / "new").string()}});
@@ -111,7 +111,7 @@ TEST_CASE("a given key of [model] agrees with the source of the weights, or is r
   };
   for (const char* by : {"train.init_from", "adapters.base"}) {
     INFO(by);
-    // `also`: the source, if the key disagrees with it.
+    // `also` names the source if the key disagrees with it.
     const auto refused = [&](const std::string& text, const Overrides& more,
                              const std::string& what, const std::string& also = "") {
       CHECK_THAT(error_of([&] { resolve(text, more, by); }),
@@ -131,14 +131,14 @@ TEST_CASE("a given key of [model] agrees with the source of the weights, or is r
     refused("", {}, "LATHE_MODEL_QK_NORM: model.qk_norm = true", by);
     unsetenv("LATHE_MODEL_QK_NORM");
 
-    // Controls: what agrees passes, also where the other keys' defaults would contradict it.
+    // Keys that agree with the source are accepted, even if defaults of other keys contradict them.
     for (const char* kind : {"", "[model]\nkind = \"llama\"\n"}) {
       const RunConfig c = resolve(
           kind, {{"model.n_head", "3"}, {"model.n_kv_head", "1"}, {"model.vocab_size", "0"}}, by);
       CHECK(c.model.kind == "llama");
       CHECK(*c.model.own.find<int64_t>("n_embd") == 24);
       CHECK(*c.model.own.find<int64_t>("vocab_size") == 259);
-      CHECK(*c.model.own.find<double>("dropout") == 0);  // the config's own
+      CHECK(*c.model.own.find<double>("dropout") == 0);  // from the config
       CHECK(*resolve(kind, {{"model.dropout", "0.5"}}, by).model.own.find<double>("dropout") ==
             0.5);
     }
@@ -165,7 +165,7 @@ TEST_CASE("windows in training may be shorter than the context, which stays the 
     return lathe_in(f, more);
   };
 
-  // Control: the context is longer than the text.
+  // A run without data.window is refused, since the context is longer than the text.
   const Finished long_one = tune({});
   CHECK(long_one.code == 3);
   CHECK_THAT(long_one.err, ContainsSubstring("data.window"));

@@ -220,7 +220,8 @@ TEST_CASE(
       return entry_tensor(entry, entry.shape, "");
     };
     CHECK(at::equal(file.constants.at("tokens.weight"), ours("tokens.weight")));
-    // Gates have 4 rows each. torch has i, f, g, o or r, z, n; ONNX has i, o, f, c or z, r, h.
+    // Gates have 4 rows each. torch orders them as i, f, g, o or r, z, n. ONNX orders them as i, o,
+    // f, c or z, r, h.
     const std::vector<int64_t> order =
         cell == "lstm" ? std::vector<int64_t>{0, 3, 1, 2} : std::vector<int64_t>{1, 0, 2};
     for (size_t gate = 0; gate < order.size(); ++gate) {
@@ -290,7 +291,7 @@ TEST_CASE("models and options without an ONNX form are refused, and nothing is l
   refused(2, "task ranking", {.run = make_example_run(f, "ranking"), .out = {}});
   refused(3, "nowhere", {.run = make_example_run(f, "regression"), .out = {}});
   refused(75, "stopped", {.run = good, .out = {}, .stop = [] { return true; }});
-  export_onnx({.run = good, .out = f / "out"});  // the control
+  export_onnx({.run = good, .out = f / "out"});  // accepted
 
   // Protobuf's limit of 2 GiB is checked before elements are read.
   OnnxGraph graph;

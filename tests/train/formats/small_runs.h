@@ -1,4 +1,4 @@
-// Runs of small models with random weights.
+// Creates runs of small models with random weights.
 #pragma once
 
 #include <optional>

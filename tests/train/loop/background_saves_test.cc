@@ -23,8 +23,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// While alive, calls `at` at each fault point. `in_background`: the point is not on the thread of
-/// the test.
+/// Calls `at` at each fault point until destroyed. `in_background` is true if the point is not on
+/// the thread that created this object.
 class Hook {
  public:
   explicit Hook(std::function<void(const std::string& point, bool in_background)> at) {
@@ -91,7 +91,7 @@ TEST_CASE("a background save writes exactly the state at the time of the call",
     const TempFolder f(fast_folder());
     const auto as = save_dtype(config(dtype));
     Small s;
-    // A running statistic: a forward pass changes it, so it is copied at once.
+    // This is a running statistic, which a forward pass changes, so it is copied immediately.
     s.params.push_back(
         {.path = "mean", .parameter = Variable(torch::ones({3})), .role = Role{.name = "buffer"}});
     std::binary_semaphore trained(0);
@@ -100,7 +100,7 @@ TEST_CASE("a background save writes exactly the state at the time of the call",
     });
     CheckpointSaver saver(f / "run", config(dtype), -1);
 
-    // The second and the third save copy into the memory of the first.
+    // The second and the third save copy into the memory of the first save.
     for (const int64_t step : {10, 20, 30}) {
       const fs::path wanted = save_checkpoint(f / "at once", at_step(step), s.params, s.optimizer,
                                               Retention{.newest = 3}, as);
@@ -115,7 +115,7 @@ TEST_CASE("a background save writes exactly the state at the time of the call",
       CHECK(saver.saved_step() == step);
 
       CHECK(files_of(f / "run/checkpoints" / checkpoint_name(step)) == files_of(wanted));
-      // The control: a save that does not copy first writes other bytes.
+      // A save that does not copy first writes other bytes.
       CHECK(files_of(store_checkpoint(f / "shared", at_step(step), view, {})) != files_of(wanted));
     }
   }
@@ -219,7 +219,7 @@ TEST_CASE("the next call throws an error of a background save, as a synchronous 
       CHECK(saver.saved_step() == 20);
     }
 
-    {  // if there is no further call, the destructor waits
+    {  // if there is no further call, the destructor waits for the save
       CheckpointSaver saver(f / "run", config(), 20);
       const FailWrites fail(number);
       save(saver, s, 30);

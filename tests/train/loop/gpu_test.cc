@@ -1,6 +1,6 @@
-// Tests that need a GPU: its results agree with the CPU's and have the same bits each time. They
-// are skipped without a GPU. The op table and the runs of other tests also use a GPU if there is
-// one.
+// Tests that need a GPU, and are skipped if there is none. A GPU's results must agree with the
+// CPU's, and must be bitwise equal each time. The op table and the runs of other tests also use a
+// GPU if there is one.
 
 #include "tests/support/gpu.h"
 #include "amp/amp.h"
@@ -64,7 +64,7 @@ TEST_CASE("a run of each kind on a GPU has the CPU's losses, and resumes a CPU's
     // same.
     CHECK(apart(gpu, cpu) < 2e-3);
     CHECK(apart(losses("other", {"--train.device=cpu", "--train.seed=2"}), cpu) >
-          1e-2);  // the control
+          1e-2);  // a wrong seed must be noticed
     CHECK(apart(gpu, losses("again", {"--train.device=cuda"})) == 0);
 
     // A GPU resumes the CPU's checkpoint, and the CPU evaluates the result.
@@ -74,7 +74,7 @@ TEST_CASE("a run of each kind on a GPU has the CPU's losses, and resumes a CPU's
   }
 }
 
-TEST_CASE("the keys of memory change no bit of a run on a GPU, except packed activations",
+TEST_CASE("the keys of [memory] change no bit of a run on a GPU, except packed activations",
           "[gpu]") {
   if (skip_without_gpu()) return;
   const TempFolder f(fast_folder());
@@ -130,7 +130,7 @@ TEST_CASE("activations in host memory are restored for the backward pass on a GP
 
   for (const bool recomputes : {false, true}) {
     const at::Tensor wanted = gradient(nullptr, recomputes);
-    // With all but three activations on the host, with some of them, and with none.
+    // All but three activations are on the host, then some of them, then none.
     for (const size_t window : {size_t{0}, size_t{4} << 20, size_t{1} << 30}) {
       PinnedOffloader offload(window, /*least=*/1);
       CHECK(gradient(&offload, recomputes).equal(wanted));
@@ -154,7 +154,7 @@ TEST_CASE("activations in host memory are restored for the backward pass on a GP
   CHECK_THROWS_WITH(backward(loss), ContainsSubstring("in place"));
 }
 
-TEST_CASE("packed activations of a GPU have nearly the gradients of a CPU's", "[gpu]") {
+TEST_CASE("packed activations give nearly the same gradients on a GPU as on a CPU", "[gpu]") {
   if (skip_without_gpu()) return;
   torch::manual_seed(6);
   const at::Tensor x = torch::randn({64, 96}), weight = torch::randn({96, 96});
@@ -188,8 +188,8 @@ TEST_CASE("casts of weights are not packed as activations on a GPU", "[gpu]") {
     return grad(sum(y), {x, w});
   };
   const auto packed = gradients(true), exact = gradients(false);
-  CHECK(packed[0].data().equal(exact[0].data()));   // x's gradient depends on the weight only
-  CHECK(!packed[1].data().equal(exact[1].data()));  // the control: w's depends on the activation
+  CHECK(packed[0].data().equal(exact[0].data()));   // x's gradient depends only on the weight
+  CHECK(!packed[1].data().equal(exact[1].data()));  // w's gradient depends on the activation
 }
 
 TEST_CASE("every optimizer has the CPU's results on a GPU, or reports that it has no GPU code",
@@ -240,7 +240,7 @@ TEST_CASE("every optimizer has the CPU's results on a GPU, or reports that it ha
     const bool eight = row.kind.ends_with("8bit");
     CHECK(far.sum().item<int64_t>() <= (eight ? far.numel() / 1000 : row.kind == "lion" ? 2 : 0));
     config.lr *= 1.1;
-    CHECK(distance(trained(at::kCPU), cpu) > 3e-5);  // the control
+    CHECK(distance(trained(at::kCPU), cpu) > 3e-5);  // another lr must be noticed
   }
 }
 
@@ -274,7 +274,7 @@ TEST_CASE("linear_cross_entropy on a GPU, in several pieces, agrees with ATen", 
     CHECK(std::abs(loss.data().item<double>() / wanted.item<double>() - 1) < unit);
     CHECK(share(vx.grad(), tx.grad()) < unit);
     CHECK(share(vw.grad(), tw.grad()) < unit);
-    CHECK(share(vw.grad() * 1.02, tw.grad()) > unit);  // the control
+    CHECK(share(vw.grad() * 1.02, tw.grad()) > unit);  // 2% must be noticed
   }
 }
 
@@ -316,7 +316,7 @@ TEST_CASE(
     const at::Tensor alone = gradient(packed.narrow(0, sample, 1), dy.narrow(0, sample, 1));
     CHECK(distance(all[sample], alone[0]) < 0x1p-7);
     CHECK(distance(all[sample], gradient(packed.narrow(0, 1, 1), dy.narrow(0, 1, 1))[0]) >
-          0x1p-7);  // the control
+          0x1p-7);  // another sample must be noticed
   }
 }
 

@@ -1,5 +1,5 @@
 // Tests that a run that is killed at a named point of a save or a start resumes with the results of
-// a run that was never stopped. As a control, the comparison must detect runs that are deliberately
+// a run that was never stopped. The comparison must also detect runs that are deliberately
 // resumed wrongly.
 #include "core/io/checksum.h"
 #include "core/io/json.h"
@@ -78,7 +78,7 @@ TEST_CASE("a run killed while it saves a step again keeps the checkpoint and res
   CHECK(lathe_in(folder, {"verify", "killed"}).code == 0);
 
   // The 4th rename of the save fails. The first two are of state.json and manifest.json, the 3rd
-  // moves the old checkpoint aside, and the 4th would put the new one in its place.
+  // moves the old checkpoint aside, and the 4th would put the new checkpoint in its place.
   stop_at_end("failed");
   CHECK(trials.start("failed", {{"LATHE_TEST_FAIL", "rename EIO 4 1"}}).code == 6);
   CHECK(fs::exists(folder / "failed/checkpoints/step-00000040"));
@@ -96,7 +96,7 @@ TEST_CASE("a run killed while it saves a step again keeps the checkpoint and res
   }
 }
 
-TEST_CASE("a run that resumes at its pause first makes up the evaluation and saves it",
+TEST_CASE("a run that resumes at train.pause_at first runs and saves the missed evaluation",
           "[kill_points]") {
   const Trials trials({"--train.pause_at=20"});
   const TempFolder& folder = trials.folder();

@@ -1,5 +1,5 @@
 // Kill trials at random times: a run killed by SIGKILL at any moment and started again resumes from
-// its newest checkpoint and ends with the bits of an uninterrupted run. LATHE_TEST_KILLS=500 runs
+// its newest checkpoint and ends bitwise equal to an uninterrupted run. LATHE_TEST_KILLS=500 runs
 // that many trials (6 minutes); LATHE_TEST_KILL_SEED repeats the kill times of an earlier test.
 #include <algorithm>
 #include <cstdlib>

@@ -15,9 +15,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE(
-    "every optimizer, with groups and an average, resumes with the bits of an uninterrupted run",
-    "[optimizer_runs]") {
+TEST_CASE("every optimizer, with groups and an average, resumes to the bit", "[optimizer_runs]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path(),
                 "[[optim.groups]]\nmatch = \"*.bias\"\nlr_scale = 0.5\n[[optim.groups]]\nmatch = "
@@ -51,12 +49,12 @@ TEST_CASE(
     CHECK(state.find("tokens.weight.ema") != nullptr);
   }
 
-  // The control: a different optimizer gives different weights.
+  // A different optimizer must give different weights.
   CHECK(slurp(list_checkpoints(f / "adam_whole").at(0) / "model.safetensors") !=
         slurp(list_checkpoints(f / "adamw_whole").at(0) / "model.safetensors"));
 }
 
-TEST_CASE("eval and generate use the average of the weights if asked", "[optimizer_runs]") {
+TEST_CASE("eval and generate use the average of the weights if requested", "[optimizer_runs]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--optim.ema_decay=0.8", "--optim.lr=0.01"}).code ==
@@ -76,7 +74,7 @@ TEST_CASE("eval and generate use the average of the weights if asked", "[optimiz
   CHECK(plain == loss({"--weights", "model"}));
   CHECK(plain != average);
 
-  // The model that is loaded has the averages that the optimizer saved as its weights.
+  // The weights of the loaded model are the averages that the optimizer saved.
   const LoadedModel m =
       LoadedModel::open(f / "runs/tiny", "cpu", 1, "", false, "newest", /*average=*/true);
   const fs::path file = list_checkpoints(f / "runs/tiny").at(0) / "optimizer.safetensors";

@@ -42,8 +42,8 @@ TEST_CASE("the spike guard's mean and variance are exponentially weighted", "[re
   std::vector<double> losses;
   for (int i = 0; i < 120; ++i) losses.push_back(2 + std::cos(i * 0.37) + 0.01 * i);
   for (double x : losses) CHECK(!guard.is_spike(x));
-  // Compute them by definition: from the last loss to the first, each loss takes a share of the
-  // weight that the later losses left.
+  // Compute the mean and the variance by definition: from the last loss to the first, each loss
+  // takes a share of the weight that the later losses left.
   double left = 1, mean = 0, square = 0;
   for (size_t i = losses.size(); i-- > 0;) {
     const double weight = left * std::max(0.02, 1 / static_cast<double>(i + 1));
@@ -142,7 +142,7 @@ TEST_CASE("replay runs a diverged step again and names the op where it began", "
     CHECK(std::count(done.err.begin(), done.err.end(), '\n') == 1);
   };
 
-  // Damage is detected by the size or the checksum, by `verify` too.
+  // Damage is detected by the size or the checksum. `verify` also detects it.
   write_file(file, sealed.substr(0, sealed.size() - 8));
   refused(str(sealed.size() - 8, " bytes"), std::to_string(sealed.size()));
   std::string flipped = sealed;
@@ -201,7 +201,7 @@ TEST_CASE("replay runs a diverged step again and names the op where it began", "
   refused("tensor \"starts\"", "value");
 }
 
-TEST_CASE("replay also runs a step again that train.detect_anomaly ended", "[replay]") {
+TEST_CASE("replay also repeats a step that train.detect_anomaly ended", "[replay]") {
   const TempFolder f;
   make_tiny_run(f.path(), "[optim]\nkind = \"sgd\"\nlr = 1e30\ngrad_clip = 0\n");
   const Finished r = lathe_in(f, {"train", "tiny.toml", "--train.detect_anomaly=true"});

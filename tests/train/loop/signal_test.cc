@@ -78,7 +78,8 @@ TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
     _exit(stop_signal() != 0 ? 75 : 1);
   });
   CHECK(many.code == 75);
-  // The first signal is not SIGINT, so the message does not offer to stop immediately on another.
+  // The first signal is not SIGINT, so the message does not offer to stop immediately on another
+  // signal.
   CHECK_THAT(many.err, ContainsSubstring("after this step") && !ContainsSubstring("again"));
   CHECK(line_count(many.err) == 1);
 

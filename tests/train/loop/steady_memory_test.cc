@@ -19,7 +19,7 @@ int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-/// Returns the number of minor page faults. The first touch of a page is one.
+/// Returns the number of minor page faults. The first access to a page causes one.
 int64_t page_faults() {
   rusage use{};
   getrusage(RUSAGE_SELF, &use);
@@ -30,12 +30,12 @@ struct Setting {
   const char* name;
   std::vector<std::pair<std::string, std::string>> keys;
   double parameters, gradients;  // bytes per parameter
-  double activations;            // upper bound, as a share of fp32's
+  double activations;            // upper bound, as a share of the bytes in fp32
   int64_t steps = 13;
 };
 
 TEST_CASE(
-    "from step 3 on, peak memory and blocks are constant and RSS grows by less than 1 MB, with "
+    "after step 2, peak memory and blocks are constant and RSS grows by less than 1 MB, with "
     "the expected bytes in each category",
     "[steady_memory]") {
   const TempFolder f;
@@ -44,7 +44,8 @@ TEST_CASE(
 
   // Working copies and 16-bit gradients exist for matmul weights, which are nearly all parameters
   // here. fp8 layers have no working copy. Only the tied head has one: 18 of the model's 6200 rows
-  // of n_embd elements. Activations in bf16 take more than half, since the residual stream is fp32.
+  // of n_embd elements. Activations in bf16 take more than half of those in fp32, since the
+  // residual stream is fp32.
   const std::vector<Setting> settings{
       {"fp32", {}, 4, 4, 1, 103},
       {"bf16", {{"amp.dtype", "bf16"}}, 6, 2, 0.62, 103},
@@ -67,8 +68,8 @@ TEST_CASE(
   for (const auto& setting : settings) {
     INFO(setting.name);
     auto keys = setting.keys;
-    // No loader thread: if it needed a small block while this thread uses one, the cache would
-    // allocate another.
+    // Use no loader thread. If it needed a small block while this thread uses one, the cache would
+    // allocate another block.
     keys.insert(
         keys.end(),
         {{"data.workers", "0"}, {"data.dir", (f / "data").string()}, {"train.threads", "2"}});

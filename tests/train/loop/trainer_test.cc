@@ -119,7 +119,7 @@ TEST_CASE("a signal interrupts an evaluation, which comes first on resume", "[tr
   };
   REQUIRE(lathe_in(f, command("whole", "20")).code == 0);
 
-  // An evaluation of the whole split takes seconds; the signal comes before its end.
+  // An evaluation of the complete split takes seconds. The signal comes before its end.
   const auto stopped_early = [&] {
     return run({.binary = "lathe",
                 .args = command("cut", "0"),
@@ -141,7 +141,7 @@ TEST_CASE("a signal interrupts an evaluation, which comes first on resume", "[tr
   CHECK(difference(f / "whole", f / "cut") == "");
 }
 
-TEST_CASE("bf16 runs resume to the bit as well", "[trainer]") {
+TEST_CASE("bf16 runs resume to the bit", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path(), "[amp]\ndtype = \"bf16\"\n");
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=whole"}).code == 0);
@@ -209,7 +209,7 @@ TEST_CASE("train.early_stop ends a run that no longer improves, and resumes to t
   REQUIRE(whole.code == 0);
   CHECK_THAT(whole.out, ContainsSubstring("train.early_stop"));
 
-  // It ends at the third evaluation after the best one, with a checkpoint.
+  // The run ends at the third evaluation after the best one, with a checkpoint.
   const fs::path last = list_checkpoints(f / "whole").at(0);
   const RunState state = read_state(last);
   CHECK(state.step < 40);
@@ -218,20 +218,20 @@ TEST_CASE("train.early_stop ends a run that no longer improves, and resumes to t
         "finished");
   CHECK_THAT(train("whole").out, ContainsSubstring("nothing to do"));
 
-  // A run that is paused between any two steps ends at the same step with the same bits.
+  // A run that is paused between any two steps ends at the same step and is bitwise equal.
   for (int64_t pause = 1; pause < state.step; ++pause)
     REQUIRE(train("parts", {"--train.pause_at=" + std::to_string(pause)}).code == 75);
   CHECK(train("parts").code == 0);
   CHECK(difference(f / "whole", f / "parts") == "");
 
-  // The control trains all steps, and a run that has ended early continues without the key.
+  // If train.early_stop is 0, a run trains all steps, and a run that has ended early continues.
   CHECK(train("all", {"--train.early_stop=0"}).out.find("train.early_stop") == std::string::npos);
   CHECK(read_state(list_checkpoints(f / "all").at(0)).step == 40);
   CHECK(train("whole", {"--train.early_stop=0"}).code == 0);
   CHECK(read_state(list_checkpoints(f / "whole").at(0)).step == 40);
 
-  // Evaluations are counted, whatever the interval was when they ran: here after the steps 0, 4, 5
-  // and 6, of which the first remains the best.
+  // Evaluations are counted, whatever the interval was when they ran. Here they are after steps 0,
+  // 4, 5 and 6, and the evaluation after step 0 remains the best.
   const auto still = [&](const std::string& key) {
     return train("still",
                  {"--optim.lr=1e-30", key,
@@ -269,7 +269,7 @@ TEST_CASE("a run resumes from the newest checkpoint that verifies, and reports d
           "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const std::string constant = "--schedule.kind=constant";  // others depend on the number of steps
+  const std::string constant = "--schedule.kind=constant";  // other schedules use train.steps
   REQUIRE(lathe_in(f, {"train", "tiny.toml", constant, "--train.steps=20"}).code == 0);
   REQUIRE(lathe_in(f, {"train", "tiny.toml", constant, "--train.out_dir=whole"}).code == 0);
   fs::resize_file(f / "runs/tiny/checkpoints/step-00000020/model.safetensors", 100);
@@ -331,7 +331,7 @@ TEST_CASE("a run may be in a folder called checkpoints", "[trainer]") {
     INFO(r.out << r.err);
     CHECK(r.code == 0);
   }
-  // The parent folder is not a run, although it has a folder of that name.
+  // The parent folder is not a run, although it has a folder called checkpoints.
   CHECK_THAT(lathe_in(f, {"runs", "."}).out, ContainsSubstring("checkpoints/a"));
   CHECK(lathe_in(f, {"inspect", "checkpoints/a/checkpoints/step-00000004"}).code == 0);
 }
@@ -354,7 +354,7 @@ TEST_CASE("a damaged newer checkpoint is renamed, and does not displace an intac
   CHECK(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
 }
 
-TEST_CASE("a run resumes from an older checkpoint though the source of its weights is gone",
+TEST_CASE("a run resumes from an older checkpoint although the source of its weights is gone",
           "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -472,7 +472,8 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
   CHECK(train("last", "1e-3", six).code == 0);
   CHECK(state("last") == "finished");
 
-  // A scaler skips a step whose loss is not finite, but a run that ends with one has diverged.
+  // A scaler skips a step whose loss is not finite, but a run that ends with such a step has
+  // diverged.
   const Finished scaled =
       train("scaled", "1e30", {"--train.steps=2", "--train.eval_interval=0", "--amp.dtype=fp16"});
   CHECK(scaled.code == 5);
@@ -489,7 +490,7 @@ TEST_CASE("runs with several optimizers, schedules and initializations succeed",
               .code == 0);
     CHECK(lathe_in(f, {"train", "tiny.toml", out, "--train.steps=25",
                        std::string("--optim.kind=") + kind})
-              .code == 0);  // resumes
+              .code == 0);  // the run resumes
   }
   for (const char* kind : {"constant", "linear", "wsd"}) {
     CHECK(lathe_in(f, {"train", "tiny.toml", std::string("--train.out_dir=") + kind,
@@ -508,7 +509,7 @@ TEST_CASE("sample_token follows temperature 0, top-k and top-p", "[trainer]") {
   CHECK(sample_token(logits, {.temperature = 0}, 0.99) == 1);
   CHECK(sample_token(logits, {.temperature = 1, .top_k = 2}, 0.999) == 3);
   CHECK(sample_token(logits, {.temperature = 1, .top_p = 0.5}, 0.999) ==
-        1);  // the likeliest alone has 0.64
+        1);  // the likeliest token has probability 0.64
   CHECK(sample_token(logits, {.temperature = 1}, 0.999) == 0);
   CHECK(sample_token(logits, {.temperature = 1}, 0.001) == 1);
 }

@@ -14,7 +14,7 @@ constexpr int killed = 128 + 9;
 
 struct Kill {
   std::string point;  ///< a fault point; "": kill after a time
-  /// With a fault point, the kill comes when the process reaches it for the `amount`-th time.
+  /// If `point` is set, the kill comes when the process reaches it for the `amount`-th time.
   /// Otherwise it comes after `amount` seconds.
   double amount = 0;
   /// The step of the newest checkpoint that must exist after the kill; 0: none; -1: not checked.

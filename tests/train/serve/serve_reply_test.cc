@@ -12,7 +12,7 @@ using namespace lathe;
 using lathe::test::events_of;
 using lathe::test::served_tokenizer;
 
-constexpr int64_t chatml_end = 257, document_end_id = 258;  // of served_tokenizer()
+constexpr int64_t chatml_end = 257, document_end_id = 258;  // in served_tokenizer()
 
 TEST_CASE("a text is shown in complete characters, without its stop", "[serve_reply]") {
   const auto parts = [](const std::vector<std::string>& pieces, std::vector<std::string> stops) {
@@ -39,7 +39,7 @@ TEST_CASE("a text is shown in complete characters, without its stop", "[serve_re
   CHECK(parts({"xa", "bc", "e"}, {"bcd"}) == Parts{"xa", "", "bce", ""});
   CHECK(parts({"xa", "bc"}, {"bcd"}) == Parts{"xa", "", "bc"});
 
-  // A stop in the middle of a token, and one whose character is split between two tokens.
+  // A stop may be in the middle of a token, or its character may be split between two tokens.
   CHECK(parts({"one two three"}, {"two"}) == Parts{"one ", ""});
   CHECK(parts({"\xC3", "\xA9 stop"}, {"\xC3\xA9"}) == Parts{"", "", ""});
 }
@@ -69,7 +69,7 @@ struct Joined {
   std::string text;
   std::vector<std::string> tokens;
   std::string finish;
-  std::vector<size_t> offsets{};  // of a completion's tokens
+  std::vector<size_t> offsets{};  // of each token of a completion
   bool operator==(const Joined&) const = default;
 };
 
@@ -84,7 +84,7 @@ void add_tokens(Joined& joined, const Json& logprobs, bool is_chat) {
 }
 
 /// Checks that the text has each token at the token's offset. Each token is one character or some
-/// bytes of a character; the latter are not compared.
+/// bytes of a character. Tokens with some bytes of a character are not compared.
 void check_offsets(const Joined& joined) {
   std::vector<std::string> characters;
   for (const char byte : joined.text) {
@@ -113,7 +113,7 @@ Joined joined_stream(GenerationRequest request, const std::vector<int64_t>& ids)
     break;
   }
   if (ids.empty() || body.find("finish_reason\":\"") == std::string::npos) {
-    // The stream was not ended by a stop.
+    // No stop has ended the stream.
     if (!reply.wait_for(std::chrono::milliseconds(0))) reply.on_end(0, TextEnd::length, "");
   }
   body += reply.take_events();
@@ -236,7 +236,7 @@ TEST_CASE("offsets leave out the space that SentencePiece puts before a prompt",
   }
 }
 
-TEST_CASE("a text that fails ends its request with an error, and cancels the other texts of it",
+TEST_CASE("a text that fails ends its request with an error, and cancels the request's other texts",
           "[serve_reply]") {
   struct Failure {
     TextEnd end;

@@ -1,4 +1,5 @@
-// Tests which requests to `lathe serve` are read, and which are refused.
+// Tests of parsing the requests to `lathe serve`: valid requests are read, and invalid ones are
+// refused.
 #include <random>
 
 #include "core/io/json.h"
@@ -11,7 +12,7 @@ namespace {
 
 using namespace lathe;
 
-/// Returns the ApiError that a body causes, with status 0 if it causes none.
+/// Returns the ApiError that parsing `body` throws. If parsing succeeds, the result's status is 0.
 ApiError error_of_body(const std::string& body, bool is_chat) {
   try {
     is_chat ? parse_chat_request(body) : parse_completion_request(body);
@@ -35,7 +36,7 @@ TEST_CASE("an error names an unknown field, whatever its characters", "[serve_re
   }
 }
 
-TEST_CASE("the fields of a completion are read", "[serve_request]") {
+TEST_CASE("all fields of a completion request are read", "[serve_request]") {
   const GenerationRequest r = parse_completion_request(
       R"({"model": "m", "prompt": ["a", "b\u00e9"], "max_tokens": 0, "temperature": 0.5, "top_p": 0.9, "n": 3,
           "seed": -7, "stop": "x", "echo": true, "logprobs": 4, "stream": true, "best_of": 3,
@@ -73,7 +74,7 @@ TEST_CASE("the fields of a completion are read", "[serve_request]") {
         std::vector<int64_t>{7, 8});
 }
 
-TEST_CASE("the fields of a chat are read", "[serve_request]") {
+TEST_CASE("all fields of a chat request are read", "[serve_request]") {
   const GenerationRequest r = parse_chat_request(
       R"({"messages": [{"role": "developer", "content": "rule"},
                        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -94,7 +95,7 @@ TEST_CASE("the fields of a chat are read", "[serve_request]") {
   CHECK(shorter.top == 0);
 }
 
-TEST_CASE("an error names the wrong field of a request", "[serve_request]") {
+TEST_CASE("an error names the field of a request that is wrong", "[serve_request]") {
   struct Wrong {
     const char* fields;
     const char* parameter;
@@ -155,7 +156,8 @@ TEST_CASE("an error names the wrong field of a request", "[serve_request]") {
   CHECK(chat_with(good, R"(, "top_logprobs": 1)") == "top_logprobs");
   CHECK(chat_with(good, R"(, "max_tokens": 1, "max_completion_tokens": 2)") == "max_tokens");
   CHECK(chat_with(good, R"(, "max_tokens": 0)") == "max_tokens");
-  CHECK(error_of_body("{\"messages\": [" + good + "]}", true).status() == 0);  // the control
+  // A valid message causes no error.
+  CHECK(error_of_body("{\"messages\": [" + good + "]}", true).status() == 0);
 
   for (const char* body :
        {"", "{", "[]", "3", "{\"prompt\": \"\\ud800\"}", "{\"prompt\": \"\xFF\"}",

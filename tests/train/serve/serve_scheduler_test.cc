@@ -1,5 +1,5 @@
-// Tests of the scheduler of `lathe serve`: texts that join and leave a batch have the tokens that
-// `generate` produces for each alone.
+// Tests of the scheduler of `lathe serve`: texts may join and leave a batch at any time, and each
+// text gets the tokens that `generate` produces for it alone.
 #include <ATen/ops/full.h>
 
 #include <cmath>
@@ -18,8 +18,8 @@ using lathe::test::served_model;
 
 constexpr auto never = Clock::time_point::max();
 
-/// Stores what it receives. `drop_after`, `stop_after`: tokens of a text after which the request is
-/// cancelled, or the text is stopped.
+/// Stores the tokens, scores and ends that the scheduler reports. After `drop_after` tokens of a
+/// text, the request is cancelled. After `stop_after` tokens of a text, that text is stopped.
 struct Collected : TextReceiver {
   std::map<size_t, std::vector<int64_t>> ids;
   std::map<size_t, std::vector<double>> log_probabilities, of_prompt;
@@ -53,8 +53,9 @@ std::vector<int64_t> prompt_of_length(int64_t length) {
   return ids;
 }
 
-TEST_CASE("texts that join and leave a batch have the tokens that generate produces for each alone",
-          "[serve_scheduler]") {
+TEST_CASE(
+    "texts that join and leave a batch get the tokens that generate produces for each text alone",
+    "[serve_scheduler]") {
   const std::vector<Sampling> samplings{
       {.temperature = 0},
       {.temperature = 1.2, .seed = 7},
@@ -106,10 +107,11 @@ TEST_CASE("texts that join and leave a batch have the tokens that generate produ
       different += wanted[text] != wanted[0] ? 1 : 0;
     }
   }
-  CHECK(different > 3);  // the control: the texts of a prompt draw different numbers
+  // The comparison would notice swapped texts, because texts of one prompt differ.
+  CHECK(different > 3);
 }
 
-TEST_CASE("the scores of a prompt equal those of its tokens when they were generated",
+TEST_CASE("the scores of the tokens of a prompt equal the scores from when they were generated",
           "[serve_scheduler]") {
   const std::vector<int64_t> prompt = prompt_of_length(4);
   GenerateOptions options{
@@ -134,7 +136,7 @@ TEST_CASE("the scores of a prompt equal those of its tokens when they were gener
   CHECK(collected->ids[0].empty());
   CHECK(collected->ends[0] == TextEnd::length);
 
-  // LibTorch's log_softmax over the logits of one forward.
+  // Compare with LibTorch's log_softmax over the logits of one forward pass.
   const NoGrad no_grad;
   const at::Tensor logits = served_model()(at::tensor(text.ids, at::kLong).unsqueeze(0)).data()[0];
   const at::Tensor log_p = logits.to(at::kDouble).log_softmax(-1);
@@ -159,8 +161,10 @@ TEST_CASE("score_token returns the likeliest tokens in order", "[serve_scheduler
   CHECK(score_token(logits, 0, 20).top.size() == 5);
 }
 
-TEST_CASE("requests that are cancelled, late, stopped or too many end, and do not affect others",
-          "[serve_scheduler]") {
+TEST_CASE(
+    "requests that are cancelled, late, stopped or beyond the queue end without affecting other "
+    "requests",
+    "[serve_scheduler]") {
   const std::vector<int64_t> prompt = prompt_of_length(5);
   const ServedText text{.ids = prompt, .sampling = {.temperature = 0}, .max_tokens = 20};
   const auto make = [] { return std::make_shared<Collected>(); };
@@ -193,9 +197,9 @@ TEST_CASE("requests that are cancelled, late, stopped or too many end, and do no
   CHECK(refused->ends.empty());
 }
 
-TEST_CASE("a request for which the batch has room takes no slot of the queue",
-          "[serve_scheduler]") {
-  // With two rows and a queue of one, three requests at a time are accepted, in every round.
+TEST_CASE("a request that fits into the batch takes no slot of the queue", "[serve_scheduler]") {
+  // The batch has two rows and the queue has one slot, so three requests are accepted in every
+  // round.
   const ServedText text{.ids = {1, 2}, .sampling = {.temperature = 0}, .max_tokens = 4};
   const ServedText no_tokens{.ids = {1, 2}, .max_tokens = 0};
   Scheduler scheduler(served_model(), scheduler_options(2, 1));
@@ -217,7 +221,7 @@ TEST_CASE("a request for which the batch has room takes no slot of the queue",
   CHECK(round == 4);
 }
 
-TEST_CASE("a scheduler that stops without grace ends all texts", "[serve_scheduler]") {
+TEST_CASE("a scheduler that stops without a grace period ends all texts", "[serve_scheduler]") {
   const ServedText text{.ids = {1, 2}, .max_tokens = 30};
   const auto runs = std::make_shared<Collected>(), waits = std::make_shared<Collected>();
   Scheduler scheduler(served_model(), scheduler_options(1, 6));
@@ -230,7 +234,7 @@ TEST_CASE("a scheduler that stops without grace ends all texts", "[serve_schedul
   CHECK((waits->ends == std::map<size_t, TextEnd>{{0, TextEnd::shutdown}}));
 }
 
-/// Returns logits that are not finite after the token 13.
+/// Returns logits that are NaN at each position whose token is 13.
 struct UnluckyModel {
   Variable operator()(const at::Tensor& ids) const {
     const at::Tensor is_bad = ids.eq(13).unsqueeze(-1).expand({ids.size(0), ids.size(1), 20});
@@ -239,7 +243,7 @@ struct UnluckyModel {
   void visit(Visit&) {}
 };
 
-TEST_CASE("a model that fails ends the texts with its error, and serves the next ones",
+TEST_CASE("an error of the model ends the texts of the batch, and later texts are served",
           "[serve_scheduler]") {
   const lathe::detail::ModelOf<UnluckyModel> model({});
   Scheduler scheduler(model, scheduler_options(2, 6));
@@ -259,8 +263,9 @@ TEST_CASE("a model that fails ends the texts with its error, and serves the next
   CHECK(good->ids[0] == std::vector<int64_t>{0, 0, 0});
 }
 
-TEST_CASE("a text whose logits are not finite ends alone, also if its prompt is scored",
-          "[serve_scheduler]") {
+TEST_CASE(
+    "a text whose logits are not finite does not end other texts, even if its prompt is scored",
+    "[serve_scheduler]") {
   const lathe::detail::ModelOf<UnluckyModel> model({});
   for (const bool scores : {false, true}) {
     Scheduler scheduler(model, scheduler_options(2, 6));

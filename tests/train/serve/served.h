@@ -1,4 +1,4 @@
-// A small model that is served, and a client of the server.
+// Runs a server in the test's process with a small model, and implements a client for it.
 #pragma once
 
 #include <arpa/inet.h>
@@ -23,14 +23,15 @@ namespace lathe::test {
 
 inline constexpr int64_t served_context = 48;
 
-/// Returns a tokenizer of the 256 bytes, ChatML's tokens and a token that ends documents.
+/// Returns a tokenizer of the 256 bytes, ChatML's tokens and the token <|endoftext|>.
 inline const Tokenizer& served_tokenizer() {
   static const Tokenizer tokenizer =
       byte_tokenizer_with({"<|im_start|>", "<|im_end|>", "<|endoftext|>"});
   return tokenizer;
 }
 
-/// Returns a small Llama model whose weights are so large that its tokens depend on the context.
+/// Returns a small Llama model whose weights are so large that the generated tokens depend on the
+/// context.
 inline const Model& served_model() {
   static const std::unique_ptr<Model> model = [] {
     LlamaConfig config;
@@ -53,7 +54,7 @@ inline SchedulerOptions scheduler_options(int64_t texts, size_t queue) {
           .queue = queue};
 }
 
-/// Returns the tokens that `generate` produces for `n` texts with one prompt.
+/// Returns the tokens that `generate` produces for `n` texts that have the same prompt.
 inline std::vector<std::vector<int64_t>> generated(const std::vector<int64_t>& ids,
                                                    const Sampling& sampling, int64_t tokens,
                                                    int64_t n = 1) {
@@ -61,8 +62,8 @@ inline std::vector<std::vector<int64_t>> generated(const std::vector<int64_t>& i
   return generate(served_model(), {static_cast<size_t>(n), ids}, options);
 }
 
-/// A server in this process, on a free port. If `runs` is false, it generates nothing until run()
-/// is called. `max_time`: the number of seconds that a request may take.
+/// A server in this process, on a free port. If `runs` is false, the server generates no text until
+/// run() is called. `max_time`: the number of seconds that a request may take.
 class ServedHere {
  public:
   explicit ServedHere(HttpOptions http = {}, size_t queue = 64, bool runs = true,
@@ -122,7 +123,7 @@ class Client {
   }
   /// Closes the sending side of this connection.
   void shut_down() const { ::shutdown(socket_, SHUT_WR); }
-  /// Waits for data and returns it; "" once the server has closed the connection.
+  /// Waits for data and returns it. Returns "" if the server has closed the connection.
   std::string receive() const {
     std::string part(4096, '\0');
     const ssize_t n = ::recv(socket_, part.data(), part.size(), 0);
@@ -139,8 +140,8 @@ class Client {
   int socket_;
 };
 
-/// The answer to an HTTP request. The chunks of a chunked body are joined. `status` is 0 if there
-/// was no answer.
+/// The answer to an HTTP request. `body` is the complete body, even if the server sent it in
+/// chunks. `status` is 0 if there was no answer.
 struct HttpAnswer {
   int status = 0;
   std::string head, body;
@@ -188,7 +189,7 @@ inline HttpAnswer chat(int port, const Json& body) {
   return answer_to(port, post_request("/v1/chat/completions", json_text(body)));
 }
 
-/// Returns the events of a stream without the event [DONE], which must be the last one.
+/// Returns the events of a stream without the event [DONE]. [DONE] must be the last event.
 inline std::vector<Json> events_of(const std::string& body) {
   std::vector<Json> events;
   std::string rest = body;
@@ -199,7 +200,7 @@ inline std::vector<Json> events_of(const std::string& body) {
       CHECK(rest.size() == end + 2);
       return events;
     }
-    events.push_back(Json::parse(data));  // deeper than Lathe's own reader accepts
+    events.push_back(Json::parse(data));  // Lathe's own parser would refuse so many nested levels
   }
   events.emplace_back("no [DONE]");
   return events;

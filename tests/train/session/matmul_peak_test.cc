@@ -1,5 +1,5 @@
-// Tests of the matmul ceiling to which MFU is relative: the highest rate ever measured. It is
-// measured again when a run exceeds it.
+// Tests of the matmul ceiling: the highest rate of matrix products ever measured on a machine. MFU
+// is relative to this rate. The rate is measured again when a run exceeds it.
 #include <cstdlib>
 
 #include "core/io/json.h"
@@ -17,24 +17,25 @@ struct CacheFolder : TempFolder {
   ~CacheFolder() { unsetenv("LATHE_CACHE"); }
 };
 
-/// Replaces the rate of the only ceiling in the cache.
+/// Replaces the rate of the ceiling in the cache, which must hold only one ceiling.
 void overwrite(const fs::path& cache, double rate) {
   Json peaks = parse_json(slurp(cache / "peaks.json"), "peaks", Exit::internal);
   peaks.begin().value()["flops"] = rate;
   write_file(cache / "peaks.json", peaks.dump());
 }
 
-TEST_CASE("the ceiling is the highest rate measured, and provisional until the third measurement",
-          "[matmul_peak]") {
+TEST_CASE(
+    "the ceiling is the highest measured rate, and is provisional until the third measurement",
+    "[matmul_peak]") {
   const CacheFolder cache;
   CHECK(!known_peak("cpu", 2, at::kFloat));
   const MatmulCeiling first = measure_peak(2, at::kFloat);
   CHECK(first.rate > 1e8);
   CHECK(first.measurements == 1);
   CHECK(first.is_provisional());
-  overwrite(cache.path(), 1e20);  // as if the machine had been faster
+  overwrite(cache.path(), 1e20);  // a rate as of a faster machine
   CHECK(measure_peak(2, at::kFloat).rate == 1e20);
-  overwrite(cache.path(), 1e6);  // as if it had been busy
+  overwrite(cache.path(), 1e6);  // a rate as of a busy machine
   const MatmulCeiling third = measure_peak(2, at::kFloat);
   CHECK(third.rate > 1e8);
   CHECK(third.measurements == 3);
@@ -47,7 +48,7 @@ TEST_CASE("the ceiling is the highest rate measured, and provisional until the t
 TEST_CASE("a ceiling that can't be saved is still reported, with a warning", "[matmul_peak]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  write_file(f / "cache", "");  // a file in place of the folder LATHE_CACHE
+  write_file(f / "cache", "");  // a file at the path of the folder LATHE_CACHE
   for (const auto& args :
        {std::vector<std::string>{"bench", "peak", "--threads", "1"},
         {"profile", "tiny.toml", "--steps=0:1", "--train.threads=1", "--train.device=cpu"}}) {
@@ -61,7 +62,8 @@ TEST_CASE("a ceiling that can't be saved is still reported, with a warning", "[m
   }
 }
 
-TEST_CASE("a run above the ceiling measures it again, once, and logs that", "[matmul_peak]") {
+TEST_CASE("a run above the ceiling measures the ceiling again, only once, and logs the new one",
+          "[matmul_peak]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(run({"lathe", {"bench", "peak", "--threads", "1"}, f.path(), {}}).code == 0);

@@ -20,7 +20,8 @@ struct MovingConfig {
   LATHE_FIELD(bool, in_place, true, "Whether the buffer is changed in place.", anything().fixed())
 };
 
-/// Adds a running mean of the embeddings to them, and updates it in each forward pass.
+/// A model that adds the running mean of its embeddings to them. Each forward pass of training
+/// updates the mean, in the buffer `seen`.
 struct Moving {
   bool in_place;
   Embedding tokens;
@@ -57,7 +58,7 @@ struct Moving {
 
 using Keys = std::vector<std::pair<std::string, std::string>>;
 
-/// Returns all values of the model after three steps.
+/// Trains the model for three steps, and returns the values of all its parameters and buffers.
 at::Tensor trained(const TempFolder& f, Keys keys) {
   if (find_model_kind("moving") == nullptr)
     add_model_kind(model_kind<Moving, MovingConfig>("moving", "a model that moves a buffer"));
@@ -88,7 +89,7 @@ TEST_CASE("ops that read a buffer are not deferred, since the forward pass may c
   CHECK(trained(f, {{"train.fuse", "auto"}}).equal(off));
 }
 
-TEST_CASE("a buffer that is changed in place is refused where a forward pass runs twice",
+TEST_CASE("a buffer that is changed in place is refused if the config runs forward passes twice",
           "[moved_buffers]") {
   const TempFolder f;
   make_tiny_run(f.path());

@@ -14,7 +14,7 @@ namespace {
 
 using Cells = std::map<std::string, std::string>;
 
-/// Splits a line at commas outside of quotes.
+/// Splits a line of a CSV file at the commas outside of quotes.
 std::vector<std::string> csv_cells(const std::string& line) {
   std::vector<std::string> cells(1);
   bool quoted = false;
@@ -30,7 +30,8 @@ std::vector<std::string> csv_cells(const std::string& line) {
   return cells;
 }
 
-/// Returns the leading number of a cell, such as 1 of "1?" and "1-like (DistMuonAdamW)".
+/// Returns the integer at the beginning of a cell, for example 1 for "1?" and "1-like
+/// (DistMuonAdamW)". Returns nullopt if the cell has no such integer.
 std::optional<int64_t> whole(const Cells& row, const std::string& key) {
   const auto found = row.find(key);
   if (found == row.end() || found->second.empty()) return std::nullopt;
@@ -48,7 +49,7 @@ bool contains(const std::string& text, const std::string& part) {
   return lower(text).find(part) != std::string::npos;
 }
 
-/// Returns the table's name of a GPU such as "A100-80GB", "a100_40gb" or "H100-80GB".
+/// Returns the name in the hardware table of a GPU such as "A100-80GB", "a100_40gb" or "H100-80GB".
 std::string gpu_name(const std::string& text) {
   const std::string name = lower(text);
   if (contains(name, "a100")) return contains(name, "40") ? "a100-40" : "a100-80";
@@ -59,7 +60,7 @@ std::string gpu_name(const std::string& text) {
   return name;
 }
 
-/// Returns the program that a row was measured with, from the row's source and id.
+/// Returns the program that the run of a row used. The name follows from the row's source and id.
 std::string software_of(const Cells& row) {
   const std::string& source = row.at("source");
   const std::string& id = row.at("id");

@@ -56,7 +56,7 @@ TEST_CASE("kernels are not faster than the roofline, and larger sizes take longe
     CHECK(large / kernels.peak(MatmulDtype::bf16) == Approx(c.gpu.matmul_share).epsilon(0.05));
   }
 
-  // One tile more than the multiprocessors hold starts another wave.
+  // An A100 has 108 multiprocessors, so a 109th tile needs a second wave.
   const ClusterModel c = named_cluster("a100-80", 1, "compiled");
   const KernelModel kernels{c.gpu, c.software, c.constants};
   const auto wave = [&](double tiles) {
@@ -65,7 +65,7 @@ TEST_CASE("kernels are not faster than the roofline, and larger sizes take longe
   CHECK(wave(109) > 1.2 * wave(108));
   CHECK(wave(108) < 1.2 * wave(90));
 
-  // A product with few rows takes at least the time to read the weights.
+  // A matrix product with few rows takes at least as long as reading the weights.
   const ClusterModel h100 = named_cluster("h100", 1, "compiled");
   CHECK(KernelModel{h100.gpu, h100.software, h100.constants}.matmul(16, 16384, 16384,
                                                                     MatmulDtype::bf16) >=
@@ -85,7 +85,7 @@ TEST_CASE("kernels are not faster than the roofline, and larger sizes take longe
   CHECK(kernels.attention(s, 1, 8, 1, bf16, true) ==
         Approx(4 * once * 2.5 / c.constants.attention_backward_share).epsilon(0.05));
 
-  // Attention that is not fused computes all scores.
+  // Unfused attention computes all scores.
   const KernelModel unfused{c.gpu, known_hardware().program("megatron-2021"), c.constants};
   CHECK(unfused.attention(s, 1, 8, 1, bf16, false) * unfused.peak(bf16) >
         4 * 65536. * 65536 * 128 * 8);
@@ -104,7 +104,7 @@ TEST_CASE("a window reduces attention to the pairs of queries and keys within it
   const double causal = s.attended_pairs(), flops = s.flops_per_token();
   CHECK(causal == 2048. * 2048 / 2);
 
-  // Count query by query. The formula omits half a pair on the diagonal for each query.
+  // Count the pairs query by query. The formula omits half a pair on the diagonal for each query.
   s.window = 300;
   s.windowed = 1;
   double pairs = 0;

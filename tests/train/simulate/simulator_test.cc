@@ -1,5 +1,5 @@
-// Compares the cluster simulator with published runs and with the formulas of the papers that it
-// follows.
+// Compares the cluster simulator with published training runs, and with the formulas of the papers
+// on which the simulator is based.
 #include "train/simulate/estimate.h"
 
 #include <cmath>
@@ -21,7 +21,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Returns GPT-3's shape without the parts that the papers' formulas leave out.
+/// Returns the shape of GPT-3, without the parts that the papers' formulas leave out.
 StepWorkload gpt3(int64_t layers = 96) {
   StepWorkload step;
   step.shape = {.layers = layers,
@@ -59,7 +59,7 @@ TEST_CASE("at least 80% of published runs are simulated within 20%", "[simulator
   const char* folder = std::getenv("LATHE_TEST_DATA");
   const fs::path file = fs::path(folder == nullptr ? "" : folder) / "clusters.csv";
   if (folder == nullptr || !fs::exists(file)) {
-    WARN("skipped: LATHE_TEST_DATA names no folder with clusters.csv, the published runs");
+    WARN("skipped: LATHE_TEST_DATA is not a folder with clusters.csv, the published runs");
     return;
   }
 
@@ -80,11 +80,11 @@ TEST_CASE("at least 80% of published runs are simulated within 20%", "[simulator
     }
     return static_cast<double>(within) / static_cast<double>(rows.size());
   };
-  // LATHE_TEST_ROWS=1 prints each row with its error.
+  // With LATHE_TEST_ROWS=1, the test prints each row with its error.
   const bool print = std::getenv("LATHE_TEST_ROWS") != nullptr;
   CHECK(share_within(0.2, known_hardware(), print) >= 0.8);
 
-  // The control: hardware that is 1.4 times too fast fails the same check.
+  // Hardware that is 1.4 times too fast must fail the same check.
   HardwareTable fast = known_hardware();
   for (GpuModel& gpu : fast.gpus) {
     gpu.matmul_share = std::min(1.0, 1.4 * gpu.matmul_share);
@@ -95,8 +95,8 @@ TEST_CASE("at least 80% of published runs are simulated within 20%", "[simulator
 }
 
 TEST_CASE("memory agrees with the table in the ZeRO paper", "[simulator]") {
-  // 2 + 2 + 12 bytes for a parameter (Rajbhandari et al. 2020); "fused" keeps bf16
-  // gradients here.
+  // Each parameter takes 2 + 2 + 12 bytes (Rajbhandari et al. 2020). "fused" must therefore keep
+  // its gradients in bfloat16 here.
   ClusterModel cluster = cluster_named("a100-80", 8, "fused");
   cluster.software.gradient_bytes = 2;
   StepWorkload step = gpt3(4);
@@ -127,7 +127,7 @@ TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulat
     return layer_activations(step, {.tensor = tensor, .micro_batch = 2}, software, mode);
   };
 
-  // Equations 1, 2, 4 and 6, and table 2.
+  // Check equations 1, 2, 4 and 6, and table 2 of the paper.
   CHECK(bytes(1, Recompute::none) == Approx(s * b * h * (34 + 5 * a * s / h)));
   CHECK(bytes(8, Recompute::none) == Approx(s * b * h * (10 + 24. / 8 + 5 * a * s / h / 8)));
   CHECK(bytes(1, Recompute::full) == Approx(2 * s * b * h));
@@ -136,14 +136,15 @@ TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulat
   CHECK(bytes(8, Recompute::selective) == Approx(34 * s * b * h / 8));
   CHECK(bytes(8, Recompute::full) == Approx(2 * s * b * h / 8));
 
-  // fp8 saves a byte per element in the inputs of qkv and of the feed-forward layer's first (h
-  // each) and second matrix product (4 h). The input of the projection (h) takes a byte more.
+  // With fp8, the saved inputs of three matrix products take one byte per element: qkv (h), the
+  // feed-forward layer's first (h) and its second (4 h). The input of the projection (h) takes one
+  // byte more per element.
   const MatmulDtype dtype = std::exchange(step.dtype, MatmulDtype::fp8);
   CHECK(bytes(8, Recompute::none) == Approx(s * b * h / 8 * (29 + 5 * a * s / h)));
   step.dtype = dtype;
 
-  // The stages of a pipeline keep p micro-batches of L / p layers each. With interleaving, they
-  // keep 1 + (p - 1) / (p v) times as many.
+  // Each stage of a pipeline keeps p micro-batches of L / p layers. With interleaving, a stage
+  // keeps 1 + (p - 1) / (p v) times as many.
   const GpuModel& gpu = known_hardware().gpu("a100-80");
   const auto kept = [&](int64_t pipeline, int64_t parts) {
     return gpu_memory(step,
@@ -157,8 +158,8 @@ TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulat
   CHECK(kept(8, 1) == Approx(kept(1, 1)));
   CHECK(kept(8, 3) == Approx((1 + 7. / 24) * kept(1, 1)));
 
-  // The memory is that of the stage that needs the most. It is the last one if the logits are
-  // large.
+  // The estimate is that of the stage with the largest memory, which is the last stage if the
+  // logits are large.
   const auto logits = [&](int64_t vocab) {
     StepWorkload wide = gpt3(4);
     wide.shape.vocab = vocab;
@@ -195,10 +196,11 @@ TEST_CASE("each collective sends the bytes of its closed formula", "[simulator]"
   const StepWorkload step = gpt3();
   const TransformerShape& s = step.shape;
   const double e = 2, x = cluster.software.exchange_bytes, layers = 96;
-  const double n = layers * s.layer_parameters() + 12288.0;  // plus the embedding of one token
+  // Parameters of the layers, plus the embedding of one token.
+  const double n = layers * s.layer_parameters() + 12288.0;
 
-  // Data parallelism: gradients and parameters of 64 replicas, for each ZeRO stage, with 24
-  // micro-batches.
+  // Data parallelism with 64 replicas and 24 micro-batches: check the bytes of gradients and
+  // parameters for each ZeRO stage.
   const double expected[]{2 * x * n, (e + x) * n, (e + 24 * x) * n, 24 * (2 * e + x) * n};
   for (int64_t stage = 0; stage <= 3; ++stage) {
     const StepEstimate data = estimate_step(cluster, step, {.data = 64, .shard = stage});
@@ -206,7 +208,7 @@ TEST_CASE("each collective sends the bytes of its closed formula", "[simulator]"
     CHECK(data.tensor.bytes + data.context.bytes + data.pipeline.bytes == 0);
   }
 
-  // Tensor parallelism: 4 all-reduces of s b h elements in each layer, 6 with recomputation.
+  // Tensor parallelism: each layer has 4 all-reduces of s b h elements, and 6 with recomputation.
   const double micro = 1536. / 8, activation = 2048. * 12288 * e;
   for (const Recompute mode : {Recompute::none, Recompute::full}) {
     const StepEstimate t =
@@ -215,12 +217,14 @@ TEST_CASE("each collective sends the bytes of its closed formula", "[simulator]"
     CHECK(t.tensor.bytes == Approx(micro * layers * sums * 2 * 7 / 8 * activation));
   }
 
-  // Pipeline: s b h / t elements forward and backward for each micro-batch and virtual stage.
+  // Pipeline parallelism: each micro-batch sends s b h / t elements per virtual stage, forward and
+  // backward.
   const StepEstimate p =
       estimate_step(cluster, step, {.data = 1, .tensor = 8, .pipeline = 8, .virtual_stages = 2});
   CHECK(p.pipeline.bytes == Approx(2. * 1536 * 2 * activation / 8));
 
-  // Context: keys and values are sent c - 1 times forward, and with their gradients backward.
+  // Context parallelism: each key and value is sent c - 1 times in the forward pass. The backward
+  // pass sends keys and values together with their gradients.
   const StepEstimate c = estimate_step(cluster, step, {.data = 16, .context = 4});
   CHECK(c.context.bytes == Approx(1536. / 16 * layers * 3 * (1 + 2) * 2 * activation / 4));
 }
@@ -234,8 +238,8 @@ TEST_CASE("recomputation, the optimizer and the head add the expected time", "[s
   const StepEstimate none = at(step, {.data = 8});
   CHECK(none.recompute == 0);
 
-  // A forward pass has a third of the work of matrix products, and 1 / (1 + 2.5 / 0.85) of that of
-  // attention. The head is not computed again.
+  // Recomputation repeats a forward pass: a third of the FLOPs of all matrix products, and 1 / (1 +
+  // 2.5 / 0.85) of the time of attention. The head is not recomputed.
   StepWorkload headless = step;
   headless.shape.vocab = 1;
   const StepEstimate full = at(headless, {.data = 8, .recompute = Recompute::full});
@@ -247,18 +251,19 @@ TEST_CASE("recomputation, the optimizer and the head add the expected time", "[s
   CHECK(at(step, {.data = 8, .recompute = Recompute::selective}).recompute ==
         Approx(attention).epsilon(0.1));
 
-  // Matmuls of the head: 6 FLOPs for each parameter and token.
+  // The matmuls of the head take 6 FLOPs per parameter and token.
   const double rate = cluster.gpu.bf16_tflops * 1e12 * cluster.gpu.matmul_share;
   const double head = 6. * 50304 * 2048 * step.tokens() / 8 / rate;
   CHECK(none.matmul - full.matmul == Approx(head).epsilon(0.2));
 
-  // Adam in bf16 moves 2 x 4 bytes of gradients, 8 of the master, 16 of state and 2 of the weight.
+  // Per parameter, Adam in bf16 moves 2 x 4 bytes of the gradient, 8 of the master weight, 16 of
+  // optimizer state and 2 of the weight.
   const double memory = cluster.gpu.memory_gb_per_second * 1e9 * cluster.constants.memory_share;
   const double update = 34 * step.shape.parameters() / memory;
   CHECK(none.optimizer == Approx(update).epsilon(0.05));
   CHECK(at(step, {.data = 8, .shard = 1}).optimizer == Approx(update / 8).epsilon(0.3));
 
-  // In a pipeline the last stage has the head, and delays the others.
+  // In a pipeline, only the last stage computes the head, and the other stages wait for it.
   const StepEstimate pipeline = at(step, {.data = 1, .pipeline = 8, .virtual_stages = 3});
   CHECK(pipeline.matmul == Approx(full.matmul + head * 8).epsilon(0.2));
 }
@@ -316,7 +321,8 @@ TEST_CASE("faster hardware is never slower, and larger batches are never less ef
             now.tokens_per_second * (1 - 1e-9));
       CHECK(now.mfu < 1);
     }
-    // Each change has an effect on some layout; contention needs exchanges that overlap.
+    // Each improvement makes some layout faster. Less contention does so only if exchanges overlap
+    // with computation.
     for (size_t i = 0; i < better.size(); ++i) {
       INFO(software << " " << better[i].name);
       CHECK((faster[i] > 0) == (i + 1 < better.size() || cluster.software.gradient_overlap));
@@ -330,7 +336,7 @@ TEST_CASE("the search returns the fastest layouts that fit", "[simulator]") {
   step.global_batch = 32;
   const LayoutSearch found = search_layouts(cluster, step, {}, 1000);
 
-  // Search by brute force, over more values than search_layouts tries.
+  // Search by brute force, over more layouts than search_layouts() tries.
   double fastest = 1e9;
   for (int64_t t = 1; t <= 8; t *= 2) {
     for (int64_t c = 1; c * t <= 8; c *= 2) {
@@ -360,7 +366,8 @@ TEST_CASE("the search returns the fastest layouts that fit", "[simulator]") {
   }
   for (const RatedLayout& r : found.too_large) CHECK(!r.estimate.fits());
 
-  // For a trillion parameters on 3072 GPUs few layouts are tried, and layers are divided.
+  // For a trillion parameters on 3072 GPUs, the search tries few layouts, and it divides the layers
+  // among stages.
   step = gpt3(128);
   step.shape.width = 25600;
   step.shape.heads = step.shape.kv_heads = 160;

@@ -1,5 +1,5 @@
-// Tests that memory.offload keeps the bits and takes less memory, with resumes, kills, and full and
-// failing disks.
+// Tests of memory.offload: the results of a run stay bitwise the same, and the run takes less
+// memory. Also tests resumed runs, killed runs, and disks that are full or fail.
 #include <string>
 #include <vector>
 
@@ -24,14 +24,15 @@ using Words = std::vector<std::string>;
 
 const Kind offload_gpt{"gpt", "text",
                        "n_layer = 3\nn_head = 2\nn_embd = 64\nblock_size = 12\ndropout = 0.1\n"};
-// Its matrices have more elements than one partial sum covers, so they are divided.
+// The matrices of this model have more elements than one partial sum of the gradient norm covers,
+// so several partial sums cover each matrix.
 const Kind cut_gpt{"gpt", "text",
                    "n_layer = 2\nn_head = 2\nn_embd = 128\nblock_size = 12\ndropout = 0.1\n"};
 const Words offloading{"--memory.offload=optimizer"};
 const Words offloading_all{"--memory.offload=optimizer+activations",
                            "--memory.offload_window_mb=0"};
 
-/// Runs of one folder with data for each kind.
+/// Trains runs in one folder, which has data for each kind of model.
 class OffloadRuns {
  public:
   OffloadRuns() { lathe::test::make_data(folder_); }
@@ -63,7 +64,8 @@ struct OffloadCell {
   Words keys;
 };
 
-/// test::kinds: 0 an mlp with batch norm, 1 an mlp of numbers, 2 a convnet, 3 a Llama, 4 an LSTM.
+/// Indices of test::kinds: 0 is an MLP with batch norm, 1 an MLP on numeric data, 2 a convnet, 3 a
+/// Llama, 4 an LSTM.
 std::vector<OffloadCell> offload_cells() {
   const auto& kinds = lathe::test::kinds;
   const Words during{"--memory.update_in_backward=true", "--train.grad_accum=1"};
@@ -101,11 +103,11 @@ TEST_CASE("an optimizer's state on the disk changes no bit of a run", "[offload_
     runs.train("all-" + name, c.kind, with_keys(c.keys, offloading_all));
     CHECK((runs.results("all-" + name) == runs.results("memory-" + name)));
   }
-  // The run folders have the same files.
+  // The folders of runs with and without offloading have the same files.
   CHECK(lathe::test::names(runs.folder() / "runs/disk-0") ==
         lathe::test::names(runs.folder() / "runs/memory-0"));
 
-  // The control: another clipping norm gives different bits.
+  // The comparison must notice another clipping norm.
   runs.train("clipped", offload_gpt, {"--optim.grad_clip=0.01"});
   CHECK((runs.results("clipped") != runs.results("disk-0")));
 }
@@ -113,7 +115,7 @@ TEST_CASE("an optimizer's state on the disk changes no bit of a run", "[offload_
 TEST_CASE("activations on the disk change no bit of a run, for each kind of model",
           "[offload_runs]") {
   OffloadRuns runs;
-  // Activations of less than 64 KiB stay in memory, so use a batch whose activations are larger.
+  // Activations below 64 KiB stay in memory, so this batch is large enough for larger ones.
   const Words large{"--train.batch_size=96", "--train.grad_accum=1", "--train.steps=3",
                     "--checkpoint.interval=3"};
   const Words disk{"--memory.offload=activations", "--memory.offload_window_mb=0"};
@@ -140,7 +142,7 @@ TEST_CASE("activations on the disk change no bit of a run, for each kind of mode
     CHECK((results("disk-" + name) == results("memory-" + name)));
   }
 
-  // Small models have no activations of 64 KiB, and write nothing.
+  // The smallest models have no activation of 64 KiB, so they write nothing to the disk.
   CHECK(written >= 9);
 }
 
@@ -163,7 +165,7 @@ TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
     const Words keys = with_keys(base, c.keys);
     runs.train("memory-" + name, c.kind, keys);
 
-    // The last cell is SGD, which keeps no state to offload.
+    // The last cell uses optim.kind=sgd, which keeps no state that could be offloaded.
     const bool keeps_state = name != "5";
     for (const std::string offload : {"parameters", "optimizer+activations+parameters"}) {
       if (!keeps_state && offload != "parameters") continue;
@@ -172,7 +174,7 @@ TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
     }
   }
 
-  // A run may resume with its parameters on the disk or in memory.
+  // A run may be resumed with its parameters on the disk or in memory, whichever it had before.
   const Words disk = with_keys(base, {"--memory.offload=parameters"});
   runs.train("parts", cut_gpt, with_keys(disk, {"--train.pause_at=2"}), 75);
   runs.train("parts", cut_gpt, with_keys(base, {"--train.pause_at=4"}), 75);
@@ -184,7 +186,8 @@ TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
   }
 }
 
-TEST_CASE("with their state on the disk, two processes have the bits of one", "[offload_runs]") {
+TEST_CASE("with optimizer state on the disk, two processes give bitwise the results of one process",
+          "[offload_runs]") {
   OffloadRuns runs;
   const Words keys{"--train.grad_accum=4", "--optim.grad_clip=0.5", "--dist.timeout=60"};
   runs.train("alone", cut_gpt, keys);
@@ -198,7 +201,8 @@ TEST_CASE("with their state on the disk, two processes have the bits of one", "[
   }
 }
 
-TEST_CASE("a run resumes to the bit with its state on the disk or in memory", "[offload_runs]") {
+TEST_CASE("a run resumes exactly with its optimizer state on the disk or in memory",
+          "[offload_runs]") {
   OffloadRuns runs;
   runs.train("whole", cut_gpt, {});
   runs.train("parts", cut_gpt, with_keys(offloading, {"--train.pause_at=2"}), 75);
@@ -214,7 +218,8 @@ TEST_CASE("a run resumes to the bit with its state on the disk or in memory", "[
 
 TEST_CASE("keys that contradict memory.offload are refused with a remedy", "[offload_runs]") {
   OffloadRuns runs;
-  // Keys, and facts that the message must have in addition to memory.offload.
+  // Each case has the keys, and the texts that the message must contain in addition to
+  // memory.offload.
   const std::vector<std::pair<Words, Words>> cases{
       {{"--memory.offload=optimizer", "--checkpoint.async_save=true"}, {"checkpoint.async_save"}},
       {{"--memory.offload=optimizer", "--optim.kind=sgd"}, {"optim.kind = \"sgd\""}},
@@ -239,13 +244,13 @@ TEST_CASE("keys that contradict memory.offload are refused with a remedy", "[off
     CHECK(!fs::exists(runs.folder() / "runs"));
   }
 
-  // An existing folder is used, and nothing stays in it.
+  // An existing folder is used for the scratch file, and is empty after the run.
   fs::create_directory(runs.folder() / "scratch");
   runs.train("other", offload_gpt, with_keys(offloading, {"--memory.offload_dir=scratch"}));
   CHECK(lathe::test::names(runs.folder() / "scratch").empty());
 }
 
-TEST_CASE("a disk that is full or fails ends a run with exit code 6, and its checkpoints stay",
+TEST_CASE("a full or failing disk ends a run with exit code 6, and the run keeps its checkpoints",
           "[offload_runs]") {
   const TempFolder f(lathe::test::fast_folder());
   lathe::test::make_tiny_run(f.path());
@@ -274,14 +279,14 @@ TEST_CASE("a disk that is full or fails ends a run with exit code 6, and its che
     CHECK(failed.code == 6);
     CHECK_THAT(failed.err, ContainsSubstring(says) && ContainsSubstring("scratch file"));
 
-    // The test's folder may be in memory, which causes a warning.
+    // The test's folder may be on a file system in memory, which causes a warning.
     const size_t error = failed.err.find("error: ");
     REQUIRE(error != std::string::npos);
     CHECK((error == 0 || failed.err.starts_with("warning: ")));
     CHECK(std::count(failed.err.begin() + static_cast<ptrdiff_t>(error), failed.err.end(), '\n') ==
           1);
 
-    // The space is reserved before the run folder is created.
+    // The run reserves its disk space before it creates the run folder.
     if (fault.starts_with("fallocate")) {
       CHECK(!fs::exists(f / "run"));
       continue;
@@ -296,7 +301,7 @@ TEST_CASE("a disk that is full or fails ends a run with exit code 6, and its che
   }
 }
 
-TEST_CASE("a run killed while its state is read, written or saved resumes to the bit",
+TEST_CASE("a run killed while its optimizer state is read, written or saved resumes exactly",
           "[offload_runs]") {
   lathe::test::Trials trials(offloading);
   for (const char* point : {"offload: read", "offload: written"}) {
@@ -311,10 +316,11 @@ TEST_CASE("a run killed while its state is read, written or saved resumes to the
   CHECK(trials.trial({{"", trials.seconds() / 2}}));
 }
 
-TEST_CASE("plan forecasts the memory and the disk space of a run whose state is on the disk",
-          "[offload_runs][process_memory]") {
+TEST_CASE(
+    "plan forecasts the memory and the disk space of a run whose optimizer state is on the disk",
+    "[offload_runs][process_memory]") {
   OffloadRuns runs;
-  // 24 MB of parameters and 48 MB of state.
+  // The model has 24 MB of parameters, and its optimizer has 48 MB of state.
   const Kind deep{.name = "gpt",
                   .data = "text",
                   .keys = "n_layer = 2\nn_head = 4\nn_embd = 512\nblock_size = 8\n"};
@@ -350,7 +356,7 @@ TEST_CASE("plan forecasts the memory and the disk space of a run whose state is 
   CHECK(memory["real"].get<double>() - disk["real"].get<double>() > 0.6 * state);
 }
 
-TEST_CASE("--fit proposes state on the disk last", "[offload_runs]") {
+TEST_CASE("--fit proposes optimizer state on the disk last", "[offload_runs]") {
   const TempFolder f(lathe::test::fast_folder());
   lathe::test::make_tiny_run(f.path());
   const std::string path = (f / "tiny.toml").string();
@@ -364,7 +370,7 @@ TEST_CASE("--fit proposes state on the disk last", "[offload_runs]") {
       during{"memory.update_in_backward", "true"}, disk{"memory.offload", "optimizer"};
   const Forecast now{.dry = dry_step(load_config(path, given))};
 
-  // If 8-bit state is enough, state on the disk is not proposed.
+  // If 8-bit optimizer state is enough, --fit does not propose to keep state on the disk.
   const auto first = find_fit(path, given, now, needs({small}));
   REQUIRE(first);
 

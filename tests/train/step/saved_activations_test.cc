@@ -1,5 +1,5 @@
-// Tests of runs with memory.saved: they resume to the bit, recomputed blocks are not packed, and
-// keys that contradict memory.saved are refused.
+// Tests of runs with memory.saved: they resume exactly, recomputed blocks are not packed, and keys
+// that contradict memory.saved are refused.
 #include <string>
 #include <vector>
 
@@ -21,7 +21,7 @@ using Words = std::vector<std::string>;
 const Kind packed_model{"gpt", "text",
                         "n_layer = 3\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
 
-/// Runs of a GPT of three blocks.
+/// Trains runs of a GPT with three blocks in one folder.
 class PackedRuns {
  public:
   PackedRuns() {
@@ -42,7 +42,7 @@ class PackedRuns {
   TempFolder folder_;
 };
 
-TEST_CASE("a run with packed activations resumes to the bit", "[saved_activations]") {
+TEST_CASE("a run with packed activations resumes exactly", "[saved_activations]") {
   PackedRuns runs;
   const std::string exact = runs.train("exact", {});
   for (const char* dtype : {"bf16", "fp8"}) {
@@ -55,7 +55,7 @@ TEST_CASE("a run with packed activations resumes to the bit", "[saved_activation
   }
 }
 
-TEST_CASE("recomputing some of the blocks changes results with packed activations, reproducibly",
+TEST_CASE("with packed activations, recomputing some blocks changes the results, reproducibly",
           "[saved_activations]") {
   PackedRuns runs;
   const std::string packed = runs.train("packed", {"--memory.saved=fp8"}),
@@ -66,7 +66,7 @@ TEST_CASE("recomputing some of the blocks changes results with packed activation
   CHECK((runs.train("again", {"--memory.saved=fp8", "--memory.recompute=blocks.0-1"}) == mixed));
 }
 
-TEST_CASE("packed activations are refused where no block keeps any", "[saved_activations]") {
+TEST_CASE("memory.saved is refused if no block keeps activations", "[saved_activations]") {
   PackedRuns runs;
   int n = 0;
   for (const char* other :

@@ -1,4 +1,4 @@
-// Tests of memory.update_in_backward, which must give the same bits in less memory.
+// Tests of memory.update_in_backward: it must give bitwise the same results, with less memory.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -29,7 +29,8 @@ struct Case {
   Words keys;
 };
 
-/// test::kinds: 0 an mlp with batch norm, 1 an mlp of numbers, 2 a convnet, 3 a Llama, 4 an LSTM.
+/// Indices of test::kinds: 0 is an MLP with batch norm, 1 an MLP on numeric data, 2 a convnet, 3 a
+/// Llama, 4 an LSTM.
 std::vector<Case> cases() {
   const auto& kinds = lathe::test::kinds;
   return {
@@ -77,7 +78,8 @@ class UpdatingRuns {
   Finished done_;
 };
 
-TEST_CASE("updates in backward have the bits of updates after it", "[update_in_backward]") {
+TEST_CASE("updates in backward give bitwise the same results as updates after backward",
+          "[update_in_backward]") {
   UpdatingRuns runs;
   int n = 0;
   for (const Case& c : cases()) {
@@ -90,12 +92,12 @@ TEST_CASE("updates in backward have the bits of updates after it", "[update_in_b
     CHECK((runs.results("during-" + name) == runs.results("after-" + name)));
   }
 
-  // The control: another clipping norm gives different bits.
+  // The comparison must notice another clipping norm.
   runs.train("clipped", text_model, {"--optim.grad_clip=0.01"});
   CHECK((runs.results("clipped") != runs.results("after-0")));
 }
 
-TEST_CASE("a run that updates in backward resumes to the bit, with the key or without it",
+TEST_CASE("a run that updates in backward resumes exactly, with the key or without it",
           "[update_in_backward]") {
   UpdatingRuns runs;
   const Words clip{"--optim.grad_clip=0.5"};
@@ -110,11 +112,11 @@ TEST_CASE("a run that updates in backward resumes to the bit, with the key or wi
   }
 }
 
-TEST_CASE("updates in backward save the gradients' memory, and plan forecasts that",
+TEST_CASE("updates in backward save the memory of gradients, and plan forecasts the saving",
           "[update_in_backward]") {
   UpdatingRuns runs;
-  // Parameters take more memory than activations: nearly all of them are in 8 blocks of 12 x 64^2
-  // elements.
+  // Use a model whose parameters take more memory than its activations. Nearly all of its
+  // parameters are in 8 blocks of 12 x 64^2 elements.
   const Kind deep{"gpt", "text", "n_layer = 8\nn_head = 2\nn_embd = 64\nblock_size = 4\n"};
   const double gradients = 4.0 * 8 * 12 * 64 * 64;
   const auto memory = [&](const Words& more) {
@@ -133,7 +135,7 @@ TEST_CASE("updates in backward save the gradients' memory, and plan forecasts th
     const Finished plan = lathe::test::lathe_in(runs.folder(), words);
     INFO(plan.err);
     REQUIRE(plan.code == 0);
-    // Forecast and measurement may differ by a few tensors of 16 KB.
+    // The forecast may differ from the measurement by a few tensors of 16 KB.
     CHECK(Json::parse(plan.out).at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(measured).epsilon(0.05));
     return measured;

@@ -1,4 +1,5 @@
-// Tests how functions that read files, text and numbers handle wrong, huge or changed input.
+// Tests how functions that read files, text and numbers handle input that is wrong, huge or
+// changed.
 #include <sys/resource.h>
 
 #include <ctime>
@@ -34,7 +35,7 @@ Exit code_of(F&& action) {
   return Exit::done;
 }
 
-/// Returns a data manifest without its own checksum, as older builds wrote it.
+/// Returns a data manifest without the checksum of the manifest itself, as older builds wrote it.
 Json manifest_json() {
   return parse_json(
       R"({"format": "lathe-data-1", "tokenizer": "byte", "vocab_size": 256, "largest_id": 120,
@@ -81,7 +82,7 @@ TEST_CASE("numbers of a data manifest outside their ranges are refused", "[bad_i
     refused(m, {"\"tokens\" is " + value.dump()});
   }
 
-  // Numbers that are allowed, but not together.
+  // Each of these numbers is allowed, but not together with the others.
   Json m = manifest_json();
   m["largest_id"] = 256;
   refused(m, {"vocab_size 256", "id 256"});
@@ -165,7 +166,7 @@ TEST_CASE("numbers of state.json outside their ranges are refused", "[bad_input]
     refused(state, {"\"loss_scale\" is "});
   }
 
-  // Fields that are not whole numbers.
+  // Fields with a wrong type, a wrong value or a missing partner.
   state = state_json();
   state["scaler"] = 3;
   refused(state, {"loss_scale"});
@@ -185,7 +186,7 @@ TEST_CASE("numbers of state.json outside their ranges are refused", "[bad_input]
   refused(state, {"twice"});
   CHECK(code_of([] { config_from_toml("[train]\nthreads = 100000\n", "x"); }) == Exit::checkpoint);
 
-  // Values that are allowed, but not together.
+  // Each of these values is allowed, but not together with the others.
   for (const std::string& toml : {std::string("[model]\nkind = \"gpt\"\nn_head = 1000\n"),
                                   std::string("[adapters]\nrank = 4\nbase = \"\"\n")}) {
     INFO(toml);
@@ -201,7 +202,7 @@ TEST_CASE("numbers of state.json outside their ranges are refused", "[bad_input]
   CHECK(code_of([&] { saved_config(longer, f.path()); }) == Exit::checkpoint);
 }
 
-TEST_CASE("a checkpoint's step is that of state.json, whatever its folder is called",
+TEST_CASE("a checkpoint's step is the one in state.json, whatever the name of its folder",
           "[bad_input]") {
   const TempFolder f;
   fs::create_directories(f / "step-00000099");
@@ -209,7 +210,8 @@ TEST_CASE("a checkpoint's step is that of state.json, whatever its folder is cal
   CHECK(read_state(f / "step-00000099").step == 40);
 }
 
-TEST_CASE("TOML deeper than 8 levels is refused, and text with dots is not", "[bad_input]") {
+TEST_CASE("TOML with more than 8 nested levels is refused, and text with dots is accepted",
+          "[bad_input]") {
   const auto times = [](const std::string& what, int n) {
     std::string text;
     for (int i = 0; i < n; ++i) text += what;
@@ -237,20 +239,20 @@ TEST_CASE("TOML deeper than 8 levels is refused, and text with dots is not", "[b
                 "\"\nc = \"\"\"\n" + dots + "\"\"\"\"\"\nd = '''" + dots + "'" + dots + "'''\n") ==
         "");
 
-  // On a command line such a value is read as text.
+  // On a command line, a value with too many levels is read as text.
   for (const std::string& text :
        {times("[", deep), times("{a=", deep), times("{a.", deep), dots, "\"" + dots})
     CHECK((parse_value(text) == ConfigValue(text)));
   CHECK((parse_value("{" + times("a.", deep) + "a = 1}") ==
          ConfigValue("{" + times("a.", deep) + "a = 1}")));
 
-  // Any text is written so that it can be read back, also text with a byte-order mark. Non-ASCII
+  // Any text, even one with a byte-order mark, can be read back after it is written. Non-ASCII
   // letters outside a string are an error.
   const std::string mark = "a\xEF\xBB\xBF\"\xC3\xA9";
   CHECK((parse_value(toml_text(mark)) == ConfigValue(mark)));
   CHECK_THAT(problem("[t]\n\xC3\xA9 = 1\n"), ContainsSubstring("c.toml:2:1"));
 
-  // An unknown key of any length gives an error without delay.
+  // An unknown key gives an error without delay, however long the key is.
   RunConfig config;
   CHECK_THAT(error_of([&] {
                RunConfig::schema("gpt").set(&config, "train." + times("x", 1'000'000), int64_t{1},
@@ -259,8 +261,8 @@ TEST_CASE("TOML deeper than 8 levels is refused, and text with dots is not", "[b
              ContainsSubstring("c.toml:1:1: ") && ContainsSubstring("no key train.xxx"));
 }
 
-TEST_CASE("JSON is read in time that grows with its length", "[bad_input]") {
-  const std::clock_t begin = std::clock();  // CPU time, so that other programs do not count
+TEST_CASE("JSON is read in time proportional to its length", "[bad_input]") {
+  const std::clock_t begin = std::clock();  // CPU time, which other programs do not affect
   std::string text = "{", objects = "{";
   for (int i = 0; i < 200'000; ++i) {
     text += str("\"key", i, "\": ", i, ", ");
@@ -304,7 +306,7 @@ TEST_CASE("JSON that is incomplete, too deep or too long is refused", "[bad_inpu
              ContainsSubstring("j: ") && ContainsSubstring("10000000 values"));
 }
 
-TEST_CASE("a safetensors header whose parts have the wrong kind is refused", "[bad_input]") {
+TEST_CASE("a safetensors header is refused if one of its parts has the wrong type", "[bad_input]") {
   const TempFolder f;
   const auto problem = [&](const std::string& header) {
     const uint64_t length = header.size();
@@ -359,8 +361,9 @@ TEST_CASE("sums and products of config values do not overflow", "[bad_input]") {
   }
 }
 
-TEST_CASE("a worker that can't be started gives one sentence, and workers before it end",
-          "[bad_input]") {
+TEST_CASE(
+    "a worker that can't be started gives one sentence, and the workers that did start are stopped",
+    "[bad_input]") {
   const TempFolder f;
   write_file(f / "train.bin", std::string(4000, '\1'));
   const TokenData tokens(f.path());
@@ -371,7 +374,8 @@ TEST_CASE("a worker that can't be started gives one sentence, and workers before
   size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   rlimit tight = before;
-  tight.rlim_cur = pages * 4096 + (size_t{100} << 20);  // enough for the stacks of some workers
+  // Enough for the stacks of only some of the workers.
+  tight.rlim_cur = pages * 4096 + (size_t{100} << 20);
   REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
   const std::string refusal =
       error_of([&] { Loader(tokens, {3, 8, 1000}, 7, 0, config, at::kCPU); });
@@ -379,8 +383,9 @@ TEST_CASE("a worker that can't be started gives one sentence, and workers before
   CHECK_THAT(refusal, ContainsSubstring("data.workers = 64") && ContainsSubstring("ulimit -u"));
 }
 
-TEST_CASE("a run with closed standard streams damages no file, and commands with lost output fail",
-          "[bad_input]") {
+TEST_CASE(
+    "a run with closed standard streams damages no file, and a command fails if its output is lost",
+    "[bad_input]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::string lathe = (binary_folder() / "lathe").string();

@@ -1,5 +1,6 @@
-// Changes bytes of the files that describe a checkpoint or data: each change must be refused or
-// have no effect. LATHE_TEST_FLIPS=1 flips every bit (minutes); otherwise one bit of each byte.
+// Flips bits in the files that describe a checkpoint or data: each change must be refused or have
+// no effect. With LATHE_TEST_FLIPS=1 the test flips every bit, which takes minutes; otherwise it
+// flips one bit of each byte.
 #include <cstdlib>
 
 #include "autograd/node.h"
@@ -20,8 +21,8 @@ using namespace lathe::test;
 
 bool whole() { return std::getenv("LATHE_TEST_FLIPS") != nullptr; }
 
-/// Calls f(changed, i) for changes of bytes `begin` to `end` of `text`: with LATHE_TEST_FLIPS each
-/// bit of each byte i, otherwise one bit.
+/// Calls f(changed, i) for flips of a bit in each byte i with `begin` <= i < `end`; `changed` is
+/// the changed text. With LATHE_TEST_FLIPS it flips each of the 8 bits, otherwise one bit per byte.
 template <class F>
 void each_flip(const std::string& text, size_t begin, size_t end, F&& f) {
   for (size_t i = begin; i < end; ++i) {
@@ -34,7 +35,7 @@ void each_flip(const std::string& text, size_t begin, size_t end, F&& f) {
   }
 }
 
-/// Calls f(changed, i) for `n` flips of a bit of a random byte i.
+/// Calls f(changed, i) `n` times; in `changed`, a random bit of a random byte i is flipped.
 template <class F>
 void random_flips(const std::string& text, int n, F&& f) {
   uint32_t x = 7;
@@ -66,7 +67,8 @@ struct Saver : Small {
 };
 
 TEST_CASE(
-    "a checkpoint with a changed byte is refused with a warning, and the previous one is used",
+    "a checkpoint with a changed byte is refused with a warning, and the previous checkpoint is "
+    "used",
     "[byte_flips]") {
   const TempFolder f;
   Saver small;
@@ -82,7 +84,7 @@ TEST_CASE(
     write_file(newer / name, changed);
     const auto used = newest_checkpoint(f.path());
     if (used == newer) {
-      // Only a change of the manifest's white space, which keeps its meaning, may be accepted.
+      // Only a change of white space in the manifest, which keeps its meaning, may be accepted.
       REQUIRE(std::string(name) == "manifest.json");
       REQUIRE(parse_json(changed, "", Exit::internal) == meaning);
       ++taken;
@@ -108,7 +110,7 @@ TEST_CASE(
              ContainsSubstring("checkpoint step-00000002 ") && ContainsSubstring("checksum"));
 }
 
-TEST_CASE("parsers of a checkpoint return a value or throw an Error, whatever byte is changed",
+TEST_CASE("parsers of a checkpoint return a value or throw an Error, whichever byte is changed",
           "[byte_flips]") {
   const TempFolder f;
   Saver small;
@@ -147,8 +149,9 @@ TEST_CASE("parsers of a checkpoint return a value or throw an Error, whatever by
   });
 }
 
-TEST_CASE("a changed byte of data is noticed, and one of its manifest is refused or has no effect",
-          "[byte_flips]") {
+TEST_CASE(
+    "a changed byte of data is noticed; a changed byte of its manifest is refused or has no effect",
+    "[byte_flips]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(4000));
   prepare({.inputs = {(f / "text.txt").string()}, .out = f / "data", .tokenizer = "char"});
@@ -174,7 +177,8 @@ TEST_CASE("a changed byte of data is noticed, and one of its manifest is refused
       try {
         const std::string now = print();
         if (is_manifest) REQUIRE(now == before);
-        if (!is_manifest) REQUIRE(now != before);  // so the run does not resume
+        // A run compares these values, so it would refuse to resume.
+        if (!is_manifest) REQUIRE(now != before);
         (is_manifest ? same : refused) += 1;
       } catch (const Error& e) {
         REQUIRE(e.code() == Exit::data);
@@ -187,7 +191,7 @@ TEST_CASE("a changed byte of data is noticed, and one of its manifest is refused
   }
 
   CHECK(print() == before);
-  CHECK(same < refused / 5);  // white space, and the name of the manifest's own checksum
+  CHECK(same < refused / 5);  // only changes of white space and of the key "checksum" are accepted
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Tests of tensors that are divided among the files of several processes.
+// Tests of tensors whose elements are divided among the files of several processes.
 #include "train/store/checkpoint_tensors.h"
 
 #include <torch/types.h>
@@ -18,15 +18,15 @@ using namespace lathe;
 using lathe::test::TempFolder;
 using lathe::test::write_file;
 
-/// A part of a tensor in a file: the tensor's name, the elements, and a note that describes the
-/// part.
+/// A part of a tensor in a file: the tensor's name, the elements of the part, and the note that
+/// describes which part it is.
 struct Piece {
   std::string name;
   at::Tensor elements;
   std::string note{};
 };
 
-/// Writes a checkpoint whose model is in the files of as many processes as there are lists.
+/// Writes a checkpoint with one model file per rank; `of_ranks` has the parts in each file.
 void write_divided(const fs::path& folder, const std::vector<std::vector<Piece>>& of_ranks) {
   Json files = Json::object();
   const auto ranks = static_cast<int>(of_ranks.size());
@@ -47,7 +47,7 @@ std::string flat_note(std::vector<int64_t> sizes, int64_t begin, int64_t end) {
   return TensorPart{.sizes = std::move(sizes), .cut = std::nullopt, .range = {begin, end}}.note();
 }
 
-/// Returns the error of opening the model.
+/// Returns the message of the error that opening the model of the checkpoint throws.
 std::string error_of_model(const fs::path& folder) {
   return error_of([&] { CheckpointTensors(folder, CheckpointPart::model); });
 }
@@ -57,7 +57,7 @@ at::Tensor values_of(const CheckpointTensors& file, const std::string& name) {
   return entry_tensor(entry, entry.shape, "").clone();
 }
 
-TEST_CASE("flat parts of a tensor are put together in the order of their elements",
+TEST_CASE("flat parts of a tensor are joined in the order of their elements",
           "[checkpoint_tensors]") {
   const TempFolder f;
   const at::Tensor whole = torch::randn({5, 3}), flat = whole.view({-1});
@@ -80,16 +80,17 @@ TEST_CASE("flat parts of a tensor are put together in the order of their element
   CHECK(values_of(file, "a").equal(whole));
 }
 
-TEST_CASE("parts that tensor ranks have cut along a dimension are joined", "[checkpoint_tensors]") {
+TEST_CASE("parts that were cut along a dimension for tensor parallelism are joined",
+          "[checkpoint_tensors]") {
   const TempFolder f;
   const at::Tensor whole = torch::randn({4, 9});
-  // The sections are like those of packed queries, keys and values; their sizes do not divide
-  // evenly.
+  // The sections are as in packed queries, keys and values. Their sizes are not divisible by the
+  // number of parts.
   TensorCut cut{.dim = 1, .sections = {5, 2, 2}, .part = 0, .parts = 2};
   std::vector<std::vector<Piece>> ranks;
   for (cut.part = 0; cut.part < 2; ++cut.part) {
     const at::Tensor part = cut.part_of(whole).reshape({-1});
-    // Two data ranks have the halves of each part.
+    // Each part is divided again between two data ranks.
     for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 7}, {7, part.numel()}}) {
       const TensorPart described{.sizes = {4, 9}, .cut = cut, .range = {begin, end}};
       ranks.push_back({{"a", part.narrow(0, begin, end - begin).clone(), described.note()}});
@@ -100,7 +101,7 @@ TEST_CASE("parts that tensor ranks have cut along a dimension are joined", "[che
   CHECK(values_of(CheckpointTensors(f.path(), CheckpointPart::model), "a").equal(whole));
 }
 
-TEST_CASE("parts that do not make up their tensor are refused", "[checkpoint_tensors]") {
+TEST_CASE("parts that do not add up to their tensor are refused", "[checkpoint_tensors]") {
   const at::Tensor x = torch::randn({8});
   const auto part = [&](int64_t begin, int64_t end) {
     return Piece{"a", x.narrow(0, begin, end - begin), flat_note({2, 4}, begin, end)};
@@ -116,7 +117,7 @@ TEST_CASE("parts that do not make up their tensor are refused", "[checkpoint_ten
   CHECK_THAT(error(part(0, 4), part(4, 7)), ContainsSubstring("\"a\"") && ContainsSubstring("7"));
   CHECK_THAT(error(part(0, 4), part(0, 4)), ContainsSubstring("\"a\"") && ContainsSubstring("4"));
 
-  // Parts that describe different tensors.
+  // The parts disagree about the tensor that they belong to.
   Piece other = part(4, 8);
   other.elements = other.elements.to(at::kHalf);
   CHECK_THAT(error(part(0, 4), other), ContainsSubstring("dtype"));
@@ -126,21 +127,21 @@ TEST_CASE("parts that do not make up their tensor are refused", "[checkpoint_ten
   other.note = flat_note({2, 4}, 4, 6);
   CHECK_THAT(error(part(0, 4), other), ContainsSubstring("4 to 6"));
 
-  // The complete tensor together with a part that is cut in a different way.
+  // One file has the complete tensor, and the other file has a part that is cut in a different way.
   const TensorPart fourth{.sizes = {8, 1},
                           .cut = TensorCut{.dim = 0, .sections = {8}, .part = 3, .parts = 4},
                           .range = {0, 2}};
   CHECK_THAT(error({"a", x}, {"a", x.narrow(0, 0, 2), fourth.note()}),
              ContainsSubstring("\"a\"") && ContainsSubstring("cut"));
 
-  // The part of only one of two tensor ranks.
+  // There are two tensor ranks, but the part of only one of them is present.
   TensorCut cut{.dim = 0, .sections = {2}, .part = 0, .parts = 2};
   const TensorPart half{.sizes = {2, 4}, .cut = cut, .range = {0, 4}};
   const Piece first{"a", x.narrow(0, 0, 4), half.note()};
   CHECK_THAT(error(first, {"b", x}), ContainsSubstring("\"a\""));
 }
 
-TEST_CASE("a note that does not describe a part is an error with the file and the tensor",
+TEST_CASE("a note that does not describe a part causes an error that names the file and the tensor",
           "[checkpoint_tensors]") {
   const std::string cut = R"("dim":0,"sections":[2],"part":0,"parts":2)";
   const std::vector<std::string> notes{
@@ -168,7 +169,7 @@ TEST_CASE("a note that does not describe a part is an error with the file and th
   }
 }
 
-TEST_CASE("the manifest tells how many processes wrote a checkpoint", "[checkpoint_tensors]") {
+TEST_CASE("the manifest shows how many processes wrote a checkpoint", "[checkpoint_tensors]") {
   const TempFolder f;
   const auto names_with = [&](const std::string& files) {
     write_file(f / "manifest.json", R"({"format":"lathe-checkpoint-2","files":{)" + files + "}}");
@@ -177,7 +178,7 @@ TEST_CASE("the manifest tells how many processes wrote a checkpoint", "[checkpoi
   using Names = std::vector<std::string>;
   CHECK(names_with(R"("model-00001-of-00002.safetensors":{})") ==
         Names{"optimizer-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"});
-  // Names that Lathe does not write do not count: no path leads out of the checkpoint.
+  // Names that Lathe does not write are ignored, so that no path leads out of the checkpoint.
   for (const char* other : {"model-00001-of-2.safetensors", "model-00001-of-00002",
                             "model-00001-of-00001.safetensors", "model-00001-of-100000.safetensors",
                             "model-00001-of-00002.safetensors/../x", "model.safetensors"}) {

@@ -1,5 +1,5 @@
-// Tests of checkpoints without a run: they are read as they were written, in the right order, and
-// damage is detected.
+// Tests of checkpoints without a training run: values are read as they were written, checkpoints
+// are listed in the right order, and damage is detected.
 
 #include "train/store/checkpoint.h"
 #include "autograd/node.h"
@@ -82,7 +82,7 @@ TEST_CASE("a run's state is read back from its checkpoint, member by member", "[
   CHECK(!none.scaler);
 }
 
-TEST_CASE("the newest checkpoint is that of the highest step, and the oldest are deleted",
+TEST_CASE("the newest checkpoint is the one with the highest step, and the oldest ones are deleted",
           "[checkpoint]") {
   const TempFolder f;
   const Small s;
@@ -94,7 +94,7 @@ TEST_CASE("the newest checkpoint is that of the highest step, and the oldest are
   CHECK(newest_checkpoint(f.path()) == all[0]);
 }
 
-TEST_CASE("damage is noticed: a bit, a missing byte, a missing file", "[checkpoint]") {
+TEST_CASE("a flipped bit, a missing byte and a missing file are noticed", "[checkpoint]") {
   const TempFolder f;
   const Small s;
   const fs::path checkpoint = save(f, s, 1);
@@ -119,7 +119,7 @@ TEST_CASE("damage is noticed: a bit, a missing byte, a missing file", "[checkpoi
   }
 }
 
-TEST_CASE("values are read back to the bit, also if the model is saved in bfloat16",
+TEST_CASE("values are read back bitwise equal, even if the model is saved in bfloat16",
           "[checkpoint]") {
   for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
     const TempFolder f;
@@ -153,8 +153,9 @@ TEST_CASE("values are read back to the bit, also if the model is saved in bfloat
   }
 }
 
-TEST_CASE("metrics are cut back to the checkpoint, or else to their last complete line",
-          "[checkpoint]") {
+TEST_CASE(
+    "metrics are cut back to their length in the checkpoint, or else to their last complete line",
+    "[checkpoint]") {
   const TempFolder f;
   write_file(f / "metrics.jsonl", "one\ntwo\nthree\n");
   {
@@ -168,7 +169,7 @@ TEST_CASE("metrics are cut back to the checkpoint, or else to their last complet
   CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
 }
 
-TEST_CASE("data that differs only in the validation split is other data", "[checkpoint]") {
+TEST_CASE("data with a different validation split counts as different data", "[checkpoint]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto lathe = [&](std::vector<std::string> args) {
@@ -176,7 +177,8 @@ TEST_CASE("data that differs only in the validation split is other data", "[chec
   };
   REQUIRE(lathe({"train", "tiny.toml", "--train.steps=2", "--train.eval_interval=0"}).code == 0);
   std::string text = slurp(f / "text.txt");
-  std::reverse(text.end() - 1000, text.end());  // within the last tenth, which is for validation
+  // Within the last tenth of the text, which is the validation split.
+  std::reverse(text.end() - 1000, text.end());
   write_file(f / "other.txt", text);
   REQUIRE(lathe({"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
   REQUIRE(slurp(f / "other/train.bin") == slurp(f / "data/train.bin"));
@@ -187,7 +189,7 @@ TEST_CASE("data that differs only in the validation split is other data", "[chec
   CHECK_THAT(r.err, ContainsSubstring(saved.data_hash) && ContainsSubstring("data.dir"));
 }
 
-/// Writes a field of a checkpoint's state.json, and updates the manifest.
+/// Replaces a field of a checkpoint's state.json, and updates the checksum in the manifest.
 void set_state(const fs::path& checkpoint, const char* key, const Json& value) {
   Json state = parse_json(slurp(checkpoint / "state.json"), "", Exit::internal);
   state[key] = value;
@@ -198,8 +200,7 @@ void set_state(const fs::path& checkpoint, const char* key, const Json& value) {
   write_file(checkpoint / "manifest.json", manifest.dump());
 }
 
-TEST_CASE("a checkpoint with valid checksums but an impossible state is not usable",
-          "[checkpoint]") {
+TEST_CASE("a checkpoint with valid checksums but an invalid state can't be used", "[checkpoint]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(run({"lathe", {"train", "tiny.toml", "--train.steps=2"}, f.path(), {}}).code == 0);
@@ -207,7 +208,7 @@ TEST_CASE("a checkpoint with valid checksums but an impossible state is not usab
   const Json state = parse_json(slurp(checkpoint / "state.json"), "", Exit::internal);
 
   Json tokenizer = state["tokenizer"];
-  for (int i = 0; i < 200; ++i) {  // U+4E00 and the following characters
+  for (int i = 0; i < 200; ++i) {  // adds U+4E00 and the characters after it
     const std::string character{'\xE4', static_cast<char>(0xB8 + i / 64),
                                 static_cast<char>(0x80 + i % 64)};
     tokenizer["vocabulary"].push_back(character);
@@ -235,7 +236,7 @@ TEST_CASE("a checkpoint with valid checksums but an impossible state is not usab
   }
 }
 
-TEST_CASE("replaced data is noticed in either split, and runs of earlier builds resume",
+TEST_CASE("replaced data is noticed in both splits, and runs of earlier builds resume",
           "[checkpoint]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -259,7 +260,7 @@ TEST_CASE("replaced data is noticed in either split, and runs of earlier builds 
     write_file(f / "data" / name, bytes);
   }
 
-  // Earlier builds hashed the checksums of the manifest.
+  // Earlier builds computed the data hash from the checksums in the manifest.
   const auto manifest = read_manifest(f / "data");
   const auto old_print = [](const ShardInfo& shard) {
     const std::string text = str(shard.tokens, " ", shard.xxh3);
@@ -271,9 +272,9 @@ TEST_CASE("replaced data is noticed in either split, and runs of earlier builds 
   set_state(checkpoint, "data_hash", train_print + "-" + old_print(manifest->val[0]));
   CHECK(train(3).code == 0);
   CHECK(read_state(list_checkpoints(f / "runs/tiny").at(0)).data_hash ==
-        now);  // as this build computes it
+        now);  // this build replaces the old hash by its own
 
-  // The control: hashes of other data.
+  // Hashes of different data must be refused.
   for (const std::string& wrong :
        {train_print, train_print + "-" + train_print, std::string("x")}) {
     set_state(list_checkpoints(f / "runs/tiny").at(0), "data_hash", wrong);

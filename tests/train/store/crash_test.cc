@@ -1,7 +1,7 @@
-// Simulated power cuts: the calls of real saves and runs are recorded (tests/train/store/disk.h),
-// and in every state that a disk may have afterwards Lathe must find what it promised to keep.
-// LATHE_TEST_CRASH_STATES=100000 checks about that many states (2 minutes); LATHE_TEST_CRASH_SEED
-// repeats a run, which printed its seed.
+// Simulates power cuts: records the file calls of real saves and runs (tests/train/store/disk.h).
+// In every state that a disk may have after any of these calls, Lathe must find the data that it
+// promised to keep. LATHE_TEST_CRASH_STATES=100000 checks about that many states (2 minutes). Each
+// run prints its random seed; LATHE_TEST_CRASH_SEED repeats a run with that seed.
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -23,8 +23,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Returns "" or the fault of `folder`, which is the state that a power cut after the first n calls
-/// left.
+/// Checks `folder`, a state that a power cut after the first n recorded calls may leave. Returns a
+/// description of the fault, or "" if there is none.
 using Check = std::function<std::string(const fs::path& folder, size_t n)>;
 
 size_t wanted_states() {
@@ -43,8 +43,9 @@ unsigned seed() {
   return drawn;
 }
 
-/// Checks at least `states` states, among them the extreme states after each prefix of the calls.
-/// Returns the first fault, or "".
+/// Checks at least `states` states of the disk. For each number of recorded calls, these include
+/// the states that keep none or all of the unsynced changes. Returns the first fault, or "" if
+/// there is none.
 std::string first_fault(const DiskRecord& record, size_t states, const Check& check) {
   using Keep = DiskRecord::Keep;
   static const TempFolder folder(fast_folder());
@@ -69,21 +70,22 @@ std::string first_fault(const DiskRecord& record, size_t states, const Check& ch
     }
     fs::remove_all(state);
     if (!fault.empty())
-      return str("state ", looked_at, ", behind call ", n, " of ", calls, ": ", fault);
+      return str("state ", looked_at, ", after call ", n, " of ", calls, ": ", fault);
   }
 
   WARN(looked_at << " states of " << calls << " calls");
   return "";
 }
 
-/// Silences the thousands of messages about metrics that are cut back.
+/// While this object exists, suppresses the thousands of messages about metrics that are cut back.
 struct Quiet {
   Quiet() { set_console_level(Level::error); }
   ~Quiet() { set_console_level(Level::info); }
 };
 
-/// Saves in one run folder, with a check of the state that a power cut leaves. `steps` has the
-/// steps in order, of which the first `durable` were saved before the recording.
+/// Checkpoints saved in one run folder, and a check of the states that a power cut may leave.
+/// `steps` has the steps of the checkpoints in order; the first `durable` of them were saved before
+/// the recording began.
 struct Saves {
   TempFolder root{fast_folder()};
   fs::path run = root / "new/run";
@@ -98,7 +100,7 @@ struct Saves {
     const auto all = list_checkpoints(in);
     if (record.points_before(n, "start: metrics cut") > 0 &&
         slurp(in / "config.toml") != slurp(run / "config.toml"))
-      return "config.toml is not what was written";
+      return "config.toml differs from what was written";
 
     if (all.empty()) {
       if (whole > 0) return "no checkpoint is left";
@@ -106,14 +108,15 @@ struct Saves {
       return unfinished(in);
     }
 
-    // The newest checkpoint is complete, and not older than the last durable one.
+    // The newest checkpoint must be complete, and must not be older than the last durable
+    // checkpoint.
     for (const auto& path : all) verify_checkpoint(path);
     const RunState state = read_state(all[0]);
     const auto at =
         static_cast<size_t>(std::find(steps.begin(), steps.end(), state.step) - steps.begin());
-    if (at >= begun) return str("step ", state.step, " is not saved yet");
+    if (at >= begun) return str("step ", state.step, " is present before its save began");
     if (at + 1 < whole)
-      return str("step ", state.step, " is the newest, and a later one was saved");
+      return str("step ", state.step, " is the newest, although a later one was saved");
     if (all.size() < std::min(at + 1, keep))
       return str(all.size(), " checkpoints are left at step ", state.step);
 
@@ -123,14 +126,14 @@ struct Saves {
       return str("metrics.jsonl has ", lines.size(), " bytes, not the ", state.metrics_bytes,
                  " of the checkpoint");
 
-    // Do the same as the start of a run.
+    // Do what a run does when it starts.
     clean_checkpoints(in);
     quarantine_newer(all[0]);
     const Metrics cut(in, state.metrics_bytes);
     if (newest_checkpoint(in) != all[0] || list_checkpoints(in) != all)
-      return "the start changed the checkpoints";
+      return "the start of a run changed the checkpoints";
     if (fs::file_size(in / "metrics.jsonl") != state.metrics_bytes)
-      return "the start left metrics.jsonl too long";
+      return "the start of a run left metrics.jsonl too long";
     return unfinished(in);
   }
   Check check(const DiskRecord& record) const {
@@ -147,7 +150,8 @@ struct Saves {
   }
 };
 
-/// Saves at the given steps, in the trainer's order: lines of metrics, their sync, the checkpoint.
+/// Saves at the given steps in the order of the training loop: writes metrics, syncs them, saves
+/// the checkpoint.
 void save_all(Saves& saves, const std::vector<int64_t>& steps) {
   const Small s;
   make_folders(saves.run);
@@ -166,7 +170,7 @@ void save_all(Saves& saves, const std::vector<int64_t>& steps) {
   saves.metrics = slurp(lines);
 }
 
-TEST_CASE("a power cut in a run's first save loses nothing that was saved", "[crash]") {
+TEST_CASE("a power cut in the first save of a run loses nothing that was saved", "[crash]") {
   const Quiet quiet;
   Saves saves;
   DiskRecord record(saves.root.path());
@@ -181,7 +185,7 @@ TEST_CASE("a power cut in a save that deletes old checkpoints loses nothing that
   Saves saves;
   save_all(saves, {10, 20});
   saves.durable = 2;
-  // An interrupted save or deletion leaves a folder with a name like this one.
+  // A folder with such a name remains after an interrupted save or deletion.
   fs::create_directory(saves.run / "checkpoints/.unfinished-step-00000005");
   write_file(saves.run / "checkpoints/.unfinished-step-00000005/model.safetensors", "half");
   DiskRecord record(saves.root.path());
@@ -194,7 +198,7 @@ TEST_CASE("a power cut in a save that deletes old checkpoints loses nothing that
 /// Thrown to end a run at a fault point.
 struct Stop {};
 
-/// Checks the states that power cuts leave of a run that is stopped and resumed.
+/// Checks the states that power cuts may leave of a run that is stopped once and then resumed.
 void cut_a_run(bool async_save, size_t states) {
   INFO("async_save = " << async_save);
   const Quiet quiet;
@@ -218,14 +222,14 @@ void cut_a_run(bool async_save, size_t states) {
   static int left = 0;
   fault_hook = [](const char* point) {
     if (std::string_view(point) == "step" && --left == 0) throw Stop();
-    // Delay the save, so that the next steps and their writes come before the end of a background
-    // save.
+    // Delay a save in the background, so that writes of the next steps come before its end.
     if (std::string_view(point) == "save: folder made")
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
   };
 
   DiskRecord record(saves.root.path());
-  left = 6;  // after the checkpoints of steps 2 and 4, with metrics beyond them
+  // Stops after the checkpoints of steps 2 and 4, with metrics of later steps already written.
+  left = 6;
   CHECK_THROWS_AS(start(), Stop);
   start();
   record.stop();
@@ -237,7 +241,7 @@ void cut_a_run(bool async_save, size_t states) {
   REQUIRE(record.points_before(record.calls().size(), "save: parent synced") == 4);
   CHECK(first_fault(record, states, saves.check(record)) == "");
 
-  // The control: the check must fail for a program without these syncs.
+  // The check must fail for a program that omits the syncs of files, or those of folders.
   for (const bool of_folders : {false, true}) {
     DiskRecord without = record;
     without.drop_syncs(of_folders);
@@ -245,7 +249,8 @@ void cut_a_run(bool async_save, size_t states) {
   }
 }
 
-TEST_CASE("a power cut in a run, or in one that resumes, loses nothing that was saved", "[crash]") {
+TEST_CASE("a power cut in a run, or in a run that resumes, loses nothing that was saved",
+          "[crash]") {
   cut_a_run(false, wanted_states() / 5);
 }
 
@@ -294,7 +299,7 @@ TEST_CASE(
   };
   CHECK(first_fault(record, wanted_states() / 5, check) == "");
 
-  // The control: the check must fail for a program without these syncs.
+  // The check must fail for a program that omits the syncs of files, or those of folders.
   for (const bool of_folders : {false, true}) {
     DiskRecord without = record;
     without.drop_syncs(of_folders);

@@ -239,7 +239,7 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
     return std::uniform_int_distribution<size_t>(0, most)(random);
   };
 
-  // The calls on one file or folder, and the number of them that were synced.
+  // For each file or folder: the calls on it, and how many of these calls were synced.
   struct Own {
     std::vector<const DiskCall*> calls;
     size_t synced = 0;
@@ -263,7 +263,7 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
         keep == Keep::all || (folder && (keep == Keep::folders_alone || keep == Keep::zeros));
     const size_t kept = of.synced + (all ? pending : keep == Keep::random ? draw(pending) : 0);
 
-    // Of a folder, the first `kept` changes survive.
+    // A folder keeps its first `kept` changes.
     if (folder) {
       std::map<std::string, int> names = nodes[node].names;
       for (size_t i = 0; i < kept; ++i) {
@@ -280,20 +280,20 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
     std::string data = nodes[node].data;
     for (size_t i = 0; i < kept; ++i) apply(data, *of.calls[i]);
 
-    // Some bytes of the later writes may have reached the disk, or only the new length.
+    // Some bytes of the later writes may have reached the disk, or only the new length of the file.
     if (kept < of.calls.size() && (keep == Keep::random || keep == Keep::zeros)) {
       std::string whole = data;
       for (size_t i = kept; i < of.calls.size(); ++i) apply(whole, *of.calls[i]);
       const size_t way = keep == Keep::zeros ? 1 : draw(3),
                    had = std::min(data.size(), whole.size());
       const size_t torn = keep == Keep::zeros ? had : had + draw(whole.size() - had);
-      if (way == 1) {  // the new length, with zeros from some byte on
+      if (way == 1) {  // the new length, with zeros after the first `torn` bytes
         data = whole.substr(0, torn) + std::string(whole.size() - torn, '\0');
-      } else if (way == 2) {  // all bytes, except for a range of zeros
+      } else if (way == 2) {  // all bytes, except for a range of zeros that begins at `torn`
         data = whole;
         const size_t zeros = draw(whole.size() - torn);
         data.replace(torn, zeros, std::string(zeros, '\0'));
-      } else if (way == 3) {  // nothing from some byte on
+      } else if (way == 3) {  // only the first `torn` bytes
         data = whole.substr(0, torn);
       }
     }

@@ -1,4 +1,4 @@
-// Tests of write failures: each file call of a save fails once, fails from then on, is interrupted,
+// Tests of write failures: each file call of a save fails once, fails permanently, is interrupted,
 // or writes fewer bytes than requested. Also tests pipes, sockets and devices in place of regular
 // files.
 #include <fcntl.h>
@@ -27,9 +27,9 @@ using namespace lathe::test;
 
 const FileCalls real_calls = file_calls;
 
-/// While alive, replaces the calls of `file_calls`, except pread, pwrite and fallocate. `errno_of`
-/// runs before each call: if it returns 0, the call is made; otherwise the call fails with the
-/// returned errno.
+/// Replaces the calls of `file_calls`, except pread, pwrite and fallocate, until destroyed.
+/// `errno_of` runs before each call: if it returns 0, the call is made; otherwise the call fails
+/// with the returned errno.
 class Interposed {
  public:
   explicit Interposed(std::function<int(const char* call)> errno_of,
@@ -81,7 +81,7 @@ class Interposed {
   static inline size_t at_most = SIZE_MAX;
 };
 
-/// A run folder, with checkpoints of steps 10 and 20 unless `with_old` is false.
+/// A run folder with checkpoints of steps 10 and 20, or without checkpoints if `with_old` is false.
 struct Run : Small {
   TempFolder folder{fast_folder()};
 
@@ -112,7 +112,7 @@ struct Run : Small {
   }
 };
 
-/// Returns the names of the file calls that a third save makes.
+/// Returns the names of the file calls that a save makes in a folder with two checkpoints.
 std::vector<std::string> calls_of_a_save() {
   std::vector<std::string> calls;
   Run run;
@@ -135,8 +135,9 @@ TEST_CASE("a save that fails at any call keeps the checkpoints, reports why, and
     return run.written();
   }();
 
-  // The first three renames are for state.json, manifest.json and the new checkpoint. The fourth
-  // begins the deletion of the old checkpoint, once the new one is safe.
+  // The first three renames are those of state.json, manifest.json and the new checkpoint. The
+  // fourth begins the deletion of the old checkpoint, which may happen only when the new checkpoint
+  // is durable.
   size_t deletes = 0;
   for (int renames = 0; renames < 4; ++deletes) renames += calls.at(deletes) == "rename";
   --deletes;
@@ -181,7 +182,8 @@ TEST_CASE("a save that fails at any call keeps the checkpoints, reports why, and
           CHECK_THAT(refusal, ContainsSubstring(std::strerror(number)));
         }
 
-        // No old checkpoint may be deleted until the new one has its name and the folder is synced.
+        // No old checkpoint may be deleted until the new checkpoint has its final name and its
+        // parent folder is synced.
         const auto names = run.names();
         const bool renamed = fs::exists(run.checkpoint(30));
         if (!renamed) {
@@ -197,12 +199,13 @@ TEST_CASE("a save that fails at any call keeps the checkpoints, reports why, and
         CHECK(list_checkpoints(run.folder.path()).size() >= 2);
         CHECK(run.params[0].parameter.data().equal(before));
 
-        // Repeat the command: it removes what was left behind, and the save writes the bytes of a
-        // save that never failed.
+        // Repeating the command removes the files that the failure left, and then writes bitwise
+        // the same files as a save that never failed.
         clean_checkpoints(run.folder.path());
         if (renamed && nth < deletes) continue;
         run.save(nth < deletes ? 30 : 40);
-        if (nth >= deletes) {  // the next save deletes what this one could not
+        // The next save deletes the checkpoint that this save could not delete.
+        if (nth >= deletes) {
           CHECK(run.names() == std::vector<std::string>{"step-00000030", "step-00000040"});
           continue;
         }
@@ -223,8 +226,8 @@ TEST_CASE("a save completes despite interrupted calls and short writes", "[fault
     Run run;
     size_t at = 0;
     {
-      // Round n interrupts call n once. The last round interrupts every call once, and each write
-      // takes only one byte.
+      // Round n interrupts only call n. The last round interrupts every call once, and limits each
+      // write to one byte.
       bool interrupted = false;
       const Interposed some(
           [&](const char*) {
@@ -240,7 +243,7 @@ TEST_CASE("a save completes despite interrupted calls and short writes", "[fault
     CHECK(run.written() == reference.written());
   }
 
-  // The other files that a run writes: the lock, the metrics and the config.
+  // Also test the other files that a run writes: the lock, the metrics and the config.
   Run run;
   write_file(run.folder / "metrics.jsonl", "one\ntwo\n");
   bool interrupted = false;
@@ -261,7 +264,7 @@ TEST_CASE("a save completes despite interrupted calls and short writes", "[fault
   CHECK(slurp(run.folder / "config.toml") == "a = 1\n");
 }
 
-TEST_CASE("creating nested folders syncs the parent of each new one", "[faults_io]") {
+TEST_CASE("creating nested folders syncs the parent of each new folder", "[faults_io]") {
   const TempFolder folder(fast_folder());
   std::vector<std::string> calls;
   {
@@ -282,7 +285,7 @@ TEST_CASE("creating nested folders syncs the parent of each new one", "[faults_i
              ContainsSubstring(file + ": ") && ContainsSubstring(std::strerror(EEXIST)));
 }
 
-TEST_CASE("a failed write keeps the old file and leaves no partial one", "[faults_io]") {
+TEST_CASE("a failed write keeps the old file and leaves no partial file", "[faults_io]") {
   const TempFolder folder(fast_folder());
   write_file(folder / "file", "old");
   for (const char* call : {"write", "fsync", "close", "rename"}) {
@@ -414,7 +417,7 @@ TEST_CASE("a run whose disk fills up ends with exit code 6 and resumes exactly",
   }
 }
 
-TEST_CASE("a command that exceeds the file size limit ends with an error, not with a signal",
+TEST_CASE("a command that exceeds the file size limit ends with an error, and no signal kills it",
           "[faults_io]") {
   if (!fs::exists("/usr/bin/prlimit")) {
     WARN("skipped: there is no /usr/bin/prlimit to set the limit with");

@@ -1,5 +1,5 @@
-// Files as the first build of each format wrote them, byte for byte. They must always be readable.
-// A changed format needs a new name and an additional test.
+// Tests with files as the first build of each format wrote them, byte for byte. Every later build
+// must be able to read them. A changed format needs a new name and an additional test.
 #include <cstring>
 
 #include "autograd/node.h"
@@ -34,7 +34,7 @@ void replace(std::string& text, const std::string& what, const std::string& with
   text.replace(at, what.size(), with);
 }
 
-// lathe-checkpoint-1
+// Files of the format lathe-checkpoint-1.
 
 const char* const state_1 = R"({
  "step": 7,
@@ -148,7 +148,7 @@ TEST_CASE("a checkpoint of format 1 is read", "[golden_files]") {
     CHECK(group.slots[0].state[0].eq(0.5).all().item<bool>());
     CHECK(group.slots[0].state[1].eq(0.25).all().item<bool>());
   }
-  // This build writes the same files, byte for byte.
+  // This build must write exactly the same files.
   RunState again = s;
   const fs::path written = save_checkpoint(f / "again", again, params, optimizer, Retention{});
   for (const char* name :
@@ -158,7 +158,7 @@ TEST_CASE("a checkpoint of format 1 is read", "[golden_files]") {
   }
 }
 
-TEST_CASE("a checkpoint without fields that later builds of format 1 added is read",
+TEST_CASE("a checkpoint of format 1 without the fields that later builds added is read",
           "[golden_files]") {
   const TempFolder f;
   write_file(f / "state.json",
@@ -175,8 +175,9 @@ TEST_CASE("a checkpoint without fields that later builds of format 1 added is re
 TEST_CASE("a checkpoint of format 2, whose tensors are divided among files, is read",
           "[golden_files]") {
   const TempFolder f;
-  // "w" is cut into elements 0 to 4 and the rest. "c" is cut for two tensor ranks along its second
-  // dimension, which has sections of 2 and 1. The second rank has all of the latter section.
+  // The file of the first process has elements 0 to 3 of "w", and the second file has the others.
+  // "c" is cut for two tensor ranks along its second dimension, which has sections of 2 and 1. The
+  // second rank has the complete section of 1.
   write_file(
       f / "model-00001-of-00002.safetensors",
       safetensors(R"({"__metadata__":{"c":"{\"sizes\":[2,3],\"begin\":0,\"end\":2,\"dim\":1,)"
@@ -221,7 +222,7 @@ TEST_CASE("a checkpoint of a newer format is refused", "[golden_files]") {
              ContainsSubstring(path) && ContainsSubstring("this build"));
 }
 
-// lathe-data-1
+// Files of the format lathe-data-1.
 
 const char* const data_1 = R"({
  "format": "lathe-data-1",
@@ -272,7 +273,8 @@ TEST_CASE("data of format 1 is read, and newer data is refused", "[golden_files]
   validation.read(0, 10, 3, ids.data());
   CHECK(ids == std::vector<int64_t>{2, 1, 0, 2, 1, 0, 2, 1, 0, 2});
 
-  // This build only adds a checksum of the manifest at its end, which earlier builds do not read.
+  // This build writes the same manifest, except that it adds a checksum at the end. Earlier builds
+  // ignore the checksum.
   fs::create_directories(f / "again");
   write_manifest(f / "again", *m);
   std::string again = slurp(f / "again/manifest.json");
@@ -293,7 +295,7 @@ TEST_CASE("data of format 1 is read, and newer data is refused", "[golden_files]
              ContainsSubstring((f / "manifest.json").string()) && ContainsSubstring("this build"));
 }
 
-TEST_CASE("llm.c's shards of another version are refused", "[golden_files]") {
+TEST_CASE("llm.c's shards with an unknown version are refused", "[golden_files]") {
   const TempFolder f;
   for (const int32_t magic : {20240520, 20240801}) {
     std::vector<int32_t> words(256);
@@ -308,9 +310,9 @@ TEST_CASE("llm.c's shards of another version are refused", "[golden_files]") {
   }
 }
 
-// metrics.jsonl
+// Lines of metrics.jsonl.
 
-TEST_CASE("lines of metrics keep their names and order", "[golden_files]") {
+TEST_CASE("metrics keep the names and the order of their fields", "[golden_files]") {
   const TempFolder f;
   const std::string
       step =
@@ -335,7 +337,7 @@ TEST_CASE("lines of metrics keep their names and order", "[golden_files]") {
     m.loss_scale = 512;
     metrics.add(m);
 
-    // The second line has the optional fields too.
+    // The second line also has the optional fields.
     m.skipped = 3;
     m.updates_lost = 0.25;
     m.mfu = 0.5;
@@ -353,8 +355,8 @@ TEST_CASE("lines of metrics keep their names and order", "[golden_files]") {
   CHECK_THAT(second, Catch::EndsWith("\"skipped\":3,\"updates_lost\":0.25}"));
   CHECK_THAT(third, Catch::StartsWith(val));
 
-  // A file with lines of an earlier build is continued: lines that a checkpoint covers stay, and
-  // others are cut.
+  // Lathe can append to a file of an earlier build: it keeps the lines that the checkpoint covers,
+  // and cuts later lines.
   const std::string old = step + "1.0}\n" + val + "1.0}\n";
   write_file(f / "metrics.jsonl", old + "half a li");
   {

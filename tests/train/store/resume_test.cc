@@ -1,4 +1,4 @@
-// Tests of run folders: the checkpoint that a run resumes from, and the files that it keeps and
+// Tests of run folders: the checkpoint that a run resumes from, and the files that a run keeps and
 // never replaces.
 #include <algorithm>
 #include <cmath>
@@ -48,7 +48,8 @@ TEST_CASE(
   REQUIRE(r.train({from, "--train.out_dir=branch", "--train.max_time=0.001"}).code == 75);
   const std::vector<int64_t> in_progress = steps_of(r / "branch");
   REQUIRE(in_progress.at(0) == 11);
-  REQUIRE(r.train({"--checkpoint.keep=1"}).code == 0);  // the parent resumes and deletes step 10
+  // The parent resumes, and deletes the checkpoint of step 10.
+  REQUIRE(r.train({"--checkpoint.keep=1"}).code == 0);
   REQUIRE(!fs::exists(r / "runs/tiny/checkpoints/step-00000010"));
   const Finished pruned = r.train({from, "--train.out_dir=branch", "--train.max_time=0.001"});
   INFO(pruned.err);
@@ -56,7 +57,7 @@ TEST_CASE(
   CHECK_THAT(pruned.out, ContainsSubstring("branch/checkpoints/step-00000011"));
   CHECK(steps_of(r / "branch").at(0) == 12);
 
-  // The project is moved: relative paths stay relative.
+  // After the project is moved, relative paths must still be valid.
   const TempFolder other;
   const fs::path moved = other / "project";
   fs::copy(r.path(), moved, fs::copy_options::recursive);
@@ -66,13 +67,13 @@ TEST_CASE(
   CHECK(elsewhere.code == 0);
   CHECK(steps_of(moved / "branch").at(0) == 40);
 
-  // The branch can't resume from another checkpoint.
+  // A branch can't resume from a checkpoint other than the one it started from.
   const Finished another = r.train({"--checkpoint.resume=runs/tiny", "--train.out_dir=branch"});
   CHECK(another.code == 2);
   CHECK_THAT(another.err, ContainsSubstring("step-00000012") && ContainsSubstring("runs/tiny") &&
                               ContainsSubstring("--train.out_dir"));
 
-  // A checkpoint that does not exist is an error, whatever the branch holds.
+  // A checkpoint that does not exist is an error, whatever the branch contains.
   for (const char* gone :
        {"runs/gone/checkpoints/step-00000010", "runs/tiny/checkpoints/step-00000009"}) {
     const Finished missing = r.train({str("--checkpoint.resume=", gone), "--train.out_dir=branch"});
@@ -81,7 +82,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a run stopped within its last evaluation evaluates once, on resume", "[resume]") {
+TEST_CASE("a run stopped during its last evaluation evaluates once, when it resumes", "[resume]") {
   const Runs r;
   const std::string end = "--train.steps=3", whole = "--train.out_dir=whole",
                     cut = "--train.out_dir=cut";
@@ -105,7 +106,7 @@ TEST_CASE("a run stopped within its last evaluation evaluates once, on resume", 
              ContainsSubstring("cut/checkpoints/step-00000003") && ContainsSubstring("nothing"));
 }
 
-TEST_CASE("a branch recognizes its checkpoint by its contents, under another path too",
+TEST_CASE("a branch recognizes its checkpoint by its contents, even under another path",
           "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=20"}).code == 0);
@@ -142,8 +143,9 @@ TEST_CASE("a finished run keeps its record, and a new start lists the keys that 
   CHECK_THAT(metrics, ContainsSubstring(R"("optim.lr":{"was":"0.002","is":"0.003"})"));
 }
 
-TEST_CASE("two configs of one name do not share a run folder unless the user asks for it",
-          "[resume]") {
+TEST_CASE(
+    "two configs with the same file name do not share a run folder unless the user requests it",
+    "[resume]") {
   const Runs r;
   make_folders(r / "other");
   fs::copy(r / "tiny.toml", r / "other/tiny.toml");
@@ -153,7 +155,7 @@ TEST_CASE("two configs of one name do not share a run folder unless the user ask
   CHECK_THAT(other.err, ContainsSubstring("other/tiny.toml") &&
                             ContainsSubstring("--train.out_dir=runs/tiny"));
   CHECK(r.train({"--train.steps=4"}, (r / "tiny.toml").string()).code ==
-        0);  // the same config, by another path
+        0);  // the same config, given by an absolute path
   CHECK(r.train({"--train.steps=6", "--train.out_dir=runs/tiny"}, "other/tiny.toml").code == 0);
 }
 
@@ -182,7 +184,8 @@ TEST_CASE("files that lathe did not write are not replaced, and backups of metri
   CHECK(slurp(r / "runs/tiny/metrics.jsonl.old.3") == "third\n");
 }
 
-TEST_CASE("the step in a checkpoint's state counts, not the name of its folder", "[resume]") {
+TEST_CASE("the step in a checkpoint's state counts, not the step in the name of its folder",
+          "[resume]") {
   const Runs r;
   const std::string constant = "--schedule.kind=constant";
   REQUIRE(r.train({"--train.steps=20", constant}).code == 0);
@@ -197,7 +200,8 @@ TEST_CASE("the step in a checkpoint's state counts, not the name of its folder",
   CHECK(r.lathe({"eval", "step-by-step"}).code == 0);
 }
 
-TEST_CASE("the best checkpoint and every n-th are kept beside the newest", "[resume]") {
+TEST_CASE("the best checkpoint and every n-th checkpoint are kept in addition to the newest ones",
+          "[resume]") {
   CHECK(steps_to_delete({50, 40, 30, 20, 10}, {.newest = 2}, -1) ==
         std::vector<int64_t>{30, 20, 10});
   CHECK(steps_to_delete({50, 40, 30, 20, 10}, {.newest = 1, .every = 20}, -1) ==
@@ -226,11 +230,11 @@ TEST_CASE("the best checkpoint and every n-th are kept beside the newest", "[res
   CHECK_THROWS_AS(find_checkpoint(r / "runs/tiny", "step-00000011"), Error);
 }
 
-TEST_CASE("a validation loss that is not a number does not stay the best", "[resume]") {
+TEST_CASE("a validation loss that is NaN does not remain the best", "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=20", "--train.pause_at=5"}).code == 75);
 
-  // Change the state as if the evaluation before the first step had overflowed.
+  // Change the state as if the evaluation before the first step had given NaN.
   const fs::path checkpoint = find_checkpoint(r / "runs/tiny");
   RunState state = read_state(checkpoint);
   REQUIRE(state.best_step == 0);
@@ -279,7 +283,7 @@ TEST_CASE("weights that are not finite are never saved", "[resume]") {
   CHECK(steps_of(r / "runs/tiny") == std::vector<int64_t>{4, 2});
   CHECK(r.lathe({"verify", "runs/tiny"}).code == 0);
 
-  // For a damaged run, verify also names the intact checkpoints.
+  // If a run is damaged, `lathe verify` also names the intact checkpoints.
   const fs::path damaged = r / "runs/tiny/checkpoints/step-00000004/model.safetensors";
   std::string bytes = slurp(damaged);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
@@ -291,7 +295,7 @@ TEST_CASE("weights that are not finite are never saved", "[resume]") {
                                ContainsSubstring("intact: step-00000002"));
 }
 
-TEST_CASE("weights beyond the range of checkpoint.dtype are named", "[resume]") {
+TEST_CASE("a warning names weights beyond the range of checkpoint.dtype", "[resume]") {
   const Runs r;
   for (const auto& [dtype, lr] : {std::pair{"fp16", "1e6"}, {"bf16", "1e6"}, {"fp16", "1e-3"}}) {
     INFO(dtype << " " << lr);
@@ -305,13 +309,13 @@ TEST_CASE("weights beyond the range of checkpoint.dtype are named", "[resume]") 
   }
 }
 
-TEST_CASE("lost metrics do not stop a run, but a lock file that is gone or replaced does",
+TEST_CASE("lost metrics do not stop a run, but a lock file that is missing or replaced does",
           "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=4", "--checkpoint.interval=2"}).code == 0);
   const std::string metrics = slurp(r / "runs/tiny/metrics.jsonl");
   write_file(r / "runs/tiny/metrics.jsonl",
-             metrics.substr(0, metrics.size() - 5));  // a line cut short
+             metrics.substr(0, metrics.size() - 5));  // the last line is now incomplete
   const Finished shorter = r.train({"--train.steps=6"});
   CHECK(shorter.code == 0);
   CHECK_THAT(shorter.err, ContainsSubstring("runs/tiny/metrics.jsonl") &&
@@ -341,7 +345,7 @@ TEST_CASE("the best validation loss survives a resume", "[resume]") {
   CHECK(*state.best_val_loss == best);
   CHECK(state.best_step == 10);
 
-  // A branch has evaluations of its own, the best of which it keeps.
+  // A branch makes its own evaluations, and keeps the best of them.
   const std::string from =
       "--checkpoint.resume=" + (r / "runs/tiny/checkpoints/step-00000010").string();
   REQUIRE(r.train({from, "--train.out_dir=branch", "--train.steps=30", "--optim.lr=3",

@@ -1,5 +1,5 @@
-// Tests of the CSV files, TensorBoard events and layer statistics that runs write. These are cut
-// back like metrics.jsonl.
+// Tests of the CSV files, TensorBoard events and layer statistics that runs write. When a run
+// resumes, these are cut back to the checkpoint, as metrics.jsonl is.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -39,7 +39,8 @@ TEST_CASE("evaluations.csv keeps its columns when an evaluation has other metric
   CHECK(rows == std::vector<std::string>{"step,val_loss,val_loss_a", "1,5,6", "2,4,3", "3,2,"});
 }
 
-TEST_CASE("another program's events.jsonl is renamed, and an incomplete line is not", "[sinks]") {
+TEST_CASE("an events.jsonl of another program is renamed, and one with an incomplete line is not",
+          "[sinks]") {
   const TempFolder f;
   const FileLengths lengths;
   const auto start = [&] { MetricsSinks({}, {f.path(), lengths, "tokens"}).add_start(0, ""); };
@@ -55,7 +56,7 @@ TEST_CASE("another program's events.jsonl is renamed, and an incomplete line is 
   CHECK(!fs::exists(f / "events.jsonl.old.2"));
 }
 
-TEST_CASE("curves are read again when a resumed run has passed their length", "[sinks]") {
+TEST_CASE("curves are read again if a resumed run has replaced their lines", "[sinks]") {
   const TempFolder f;
   const auto lines = [](int first, int last, const char* loss) {
     std::string text;
@@ -68,7 +69,7 @@ TEST_CASE("curves are read again when a resumed run has passed their length", "[
   CHECK(curves.read());
   CHECK(!curves.read());
 
-  // The file was cut back to step 3, and has since become longer than before.
+  // The file was cut back to step 3, and is now longer than it was before.
   write_file(f / "metrics.jsonl", lines(1, 3, "5") + lines(4, 12, "4.25"));
   CHECK(curves.read());
   const Series& loss = curves.series.at("loss");
@@ -81,7 +82,8 @@ TEST_CASE("curves are read again when a resumed run has passed their length", "[
   CHECK(curves.series.at("loss").values.back() == 3.25);
 }
 
-TEST_CASE("a sample that a stop prevented is drawn when the run resumes", "[sinks]") {
+TEST_CASE("a sample that was not drawn because the run stopped is drawn when the run resumes",
+          "[sinks]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto train = [&](const std::string& out, const std::vector<std::string>& more) {
@@ -95,7 +97,7 @@ TEST_CASE("a sample that a stop prevented is drawn when the run resumes", "[sink
     return lathe_in(f, args).code;
   };
   REQUIRE(train("whole", {}) == 0);
-  // Each start makes one step and is then out of time.
+  // Each start makes one step and then exceeds its time limit.
   int code = 75;
   for (int starts = 0; starts < 20 && code == 75; ++starts)
     code = train("parts", {"--train.max_time=1e-9"});
@@ -110,9 +112,10 @@ TEST_CASE("a sample that a stop prevented is drawn when the run resumes", "[sink
   CHECK(samples("parts") == samples("whole"));
 }
 
-TEST_CASE("TensorBoard records have the right bytes, and damaged ones are noticed", "[sinks]") {
+TEST_CASE("TensorBoard records have the expected bytes, and damaged records are noticed",
+          "[sinks]") {
   CHECK(crc32c("123456789") == 0xe3069283);            // the check value of CRC-32C
-  CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aa);  // RFC 3720, B.4
+  CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aa);  // the value in RFC 3720, B.4
   const std::string one = tf_record("abc"), two = one + tf_event(1.5, 7, {tf_scalar("loss", 2)});
   CHECK(one.size() == 8 + 4 + 3 + 4);
   CHECK(complete_tf_records_end(two) == two.size());
@@ -123,8 +126,8 @@ TEST_CASE("TensorBoard records have the right bytes, and damaged ones are notice
     damaged[at] = static_cast<char>(damaged[at] ^ 4);
     CHECK(complete_tf_records_end(damaged) == 0);
   }
-  // Event {wall_time 1.5, step 300, summary {value {tag "a", simple_value 0.5}}}, as protoc encodes
-  // it.
+  // The expected bytes are those that protoc encodes for Event {wall_time 1.5, step 300, summary
+  // {value {tag "a", simple_value 0.5}}}.
   const std::string wanted{
       "\x09\0\0\0\0\0\0\xf8\x3f\x10\xac\x02\x2a\x0a\x0a\x08\x0a\x01"
       "a\x15\0\0\0\x3f",
@@ -132,14 +135,15 @@ TEST_CASE("TensorBoard records have the right bytes, and damaged ones are notice
   CHECK(tf_event(1.5, 300, {tf_scalar("a", 0.5)}).substr(12, 24) == wanted);
 }
 
-/// Returns the steps (field 2) of a file's events in order, parsed without Lathe's code.
+/// Returns the steps (field 2) of the events in a file, in order. Parses the file without Lathe's
+/// code.
 std::vector<int64_t> event_steps(const std::string& file) {
   std::vector<int64_t> steps;
   REQUIRE(complete_tf_records_end(file) == file.size());
   for (size_t at = 0; at < file.size();) {
     uint64_t length = 0;
     std::memcpy(&length, file.data() + at, 8);
-    size_t p = at + 12 + 9;  // after the time
+    size_t p = at + 12 + 9;  // position after the time, field 1
     if (file[p] == 0x10) {
       int64_t step = 0;
       int shift = 0;
@@ -168,7 +172,7 @@ std::vector<std::string> cells(const fs::path& path, int columns) {
 
 const std::string events = "tensorboard/events.out.tfevents.lathe";
 
-TEST_CASE("every sink has each step once, also after a kill, and none changes training",
+TEST_CASE("every sink has each step once, even after a kill, and no sink changes training",
           "[sinks]") {
   const TempFolder f;
   make_tiny_run(f.path(), "keep = 50\n");
@@ -194,7 +198,7 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
   REQUIRE(train("killed", all, {{"LATHE_TEST_KILL", "step 17"}}).code == 128 + 9);
   const std::string rows_then = slurp(f / "killed/metrics.csv");
   REQUIRE(std::count(rows_then.begin(), rows_then.end(), '\n') >
-          15);  // rows beyond the last checkpoint
+          15);  // rows later than the last checkpoint
   const Finished on = train("killed", all);
   INFO(on.err << on.out);
   REQUIRE(on.code == 0);
@@ -205,7 +209,7 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
   CHECK(cells(f / "whole/evaluations.csv", 2) == cells(f / "killed/evaluations.csv", 2));
   CHECK(cells(f / "whole/metrics.csv", 1).size() == 25);
 
-  // Memory by category is written when it changes, but its curve has a value for every step.
+  // Memory by category is written only when it changes, but its curve has a value for every step.
   Curves curves(f / "whole");
   curves.read();
   const Series* parameters = curves.find("memory/parameters");
@@ -215,10 +219,11 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
   double bytes = 0;
   for (const TensorEntry& entry : model.tensors()) bytes += static_cast<double>(entry.bytes.size());
   for (const double value : parameters->values)
-    CHECK(value == Approx(1.15 * bytes).epsilon(0.15));  // plus the unused ends of their blocks
+    // Memory includes the unused ends of allocated blocks.
+    CHECK(value == Approx(1.15 * bytes).epsilon(0.15));
   CHECK(cells(f / "whole/metrics.csv", 3).at(0) == "step,updates,loss");
 
-  // The event with the file's version comes first and only once, also after a resume.
+  // The event with the file's version is the first event. It occurs only once, even after a resume.
   for (const char* out : {"whole", "killed"}) {
     INFO(out);
     const std::string file = slurp(f / out / events), version = "brain.Event:2";
@@ -232,11 +237,12 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
                           "activations/blocks.0.attn"}) {
     CHECK_THAT(slurp(f / "whole" / events), ContainsSubstring(tag));
   }
-  CHECK(std::count(steps.begin(), steps.end(), 12) == 2);  // a step and a sample
+  // An event of metrics and an event of a sample.
+  CHECK(std::count(steps.begin(), steps.end(), 12) == 2);
   CHECK(std::count(steps.begin(), steps.end(), 24) ==
-        4);  // a step, histograms, an evaluation, a sample
+        4);  // one event each of metrics, histograms, an evaluation and a sample
 
-  // Each start is recorded, and each sample once.
+  // Each start and each sample is recorded once.
   const RunEvents refusal = read_events(f / "killed");
   REQUIRE(refusal.starts.size() == 2);
   CHECK(refusal.starts[0].step == 0);
@@ -246,8 +252,8 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
   for (const auto& s : refusal.samples) sampled.push_back(s.step);
   CHECK(sampled == std::vector<int64_t>{6, 12, 18, 24});
 
-  // A file shorter than the checkpoint records is kept up to its last complete record, with a
-  // warning.
+  // If a file is shorter than the length in the checkpoint, it is kept up to its last complete
+  // record, with a warning.
   REQUIRE(train("short", all, {{"LATHE_TEST_KILL", "step 17"}}).code == 128 + 9);
   write_file(f / "short" / events, slurp(f / "short" / events).substr(0, 1000));
   const Finished lost = train("short", all);
@@ -255,7 +261,8 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
   CHECK_THAT(lost.err, ContainsSubstring("short/" + events) && ContainsSubstring("1000 bytes"));
   CHECK(!event_steps(slurp(f / "short" / events)).empty());
 
-  // A sink that is enabled later begins then, and one that is disabled keeps its length.
+  // A sink that is enabled later starts at that step, and the file of a disabled sink is not
+  // changed.
   REQUIRE(train("later", {"--log.csv=true", "--train.pause_at=6"}).code == 75);
   REQUIRE(train("later", {"--train.pause_at=12"}).code == 75);
   REQUIRE(train("later", {"--log.csv=true"}).code == 0);
@@ -282,7 +289,7 @@ double norm_of(const TensorEntry& entry, const TensorEntry* minus = nullptr) {
   return std::sqrt(sum);
 }
 
-TEST_CASE("layer statistics agree with the checkpoints", "[sinks]") {
+TEST_CASE("layer statistics agree with the weights in the checkpoints", "[sinks]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run", "--train.steps=6",
@@ -304,19 +311,19 @@ TEST_CASE("layer statistics agree with the checkpoints", "[sinks]") {
   }
   CHECK(steps == std::vector<int64_t>{2, 4, 6});
 
-  // The norms of a layer follow from its weights in the last two checkpoints.
+  // Compute the norms of a layer from its weights in the last two checkpoints.
   const std::string layer = "blocks.1.attn.qkv";
   REQUIRE(layers.contains(layer));
   const std::string weight = layer + ".weight", bias = layer + ".bias";
   const double weights = std::hypot(norm_of(now.at(weight)), norm_of(now.at(bias)));
   CHECK(layers[layer]["weight_norm"].get<double>() ==
-        Approx(weights).epsilon(1e-5));  // float32 sums
+        Approx(weights).epsilon(1e-5));  // a run adds the squares in float32
   const double change = std::hypot(norm_of(now.at(weight), before.find(weight)),
                                    norm_of(now.at(bias), before.find(bias)));
   const double was = std::hypot(norm_of(before.at(weight)), norm_of(before.at(bias)));
   CHECK(layers[layer]["update_ratio"].get<double>() == Approx(change / was).epsilon(1e-4));
 
-  // The gradients of all layers have the norm of the step.
+  // The squared gradient norms of all layers add up to the squared gradient norm of the step.
   double squares = 0;
   int dead = 0, most = 0;
   for (const auto& [name, figures] : layers.items()) {
@@ -331,11 +338,11 @@ TEST_CASE("layer statistics agree with the checkpoints", "[sinks]") {
     CHECK(figures["dead"].get<double>() < 1);
   }
   CHECK(std::sqrt(squares) == Approx(grad_norm).epsilon(1e-5));
-  CHECK(dead == 2);  // one feed-forward part per block
+  CHECK(dead == 2);  // one feed-forward layer in each of the two blocks
   CHECK(most > 6);
 }
 
-TEST_CASE("a progress bar fits into its line", "[sinks]") {
+TEST_CASE("a progress bar is never longer than its line", "[sinks]") {
   const std::vector<std::string> facts{"loss 2.3456", "1234 tokens/s", "mfu 43%", "0.21 GB",
                                        "data wait 1%"};
   for (size_t width = 5; width < 140; ++width) {

@@ -1,12 +1,13 @@
-// A minimal model of tokens, for tests of losses.
+// Implements a minimal language model for tests of losses.
 #pragma once
 
 #include "nn/models/model.h"
 
 namespace lathe::test {
 
-/// A bigram model: the logits after token i are table[i] head^T. `table_`, `head_`: [V, C].
-/// `headed_`: the value that has_head() returns. `trained`: whether both tensors are parameters.
+/// A bigram model: the logits after token i are table[i] head^T. The constructor takes `table_` and
+/// `head_`, both [V, C]; `headed_`, the value that has_head() returns; and `trained`, whether both
+/// tensors are parameters.
 struct Bigrams : Model {
   Variable table, head;
   bool headed;

@@ -1,4 +1,4 @@
-// Tests of distillation: compares its loss with LibTorch's, and tests whole runs.
+// Tests of distillation: compares the loss with LibTorch's, and runs complete trainings.
 #include "autograd/engine.h"
 #include "core/io/json.h"
 #include "tests/support/process.h"
@@ -11,7 +11,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("the loss of distillation and its gradients are those of LibTorch", "[distill]") {
+TEST_CASE("the distillation loss and its gradients equal LibTorch's", "[distill]") {
   torch::manual_seed(5);
   constexpr int64_t v = 7, c = 3, b = 2, t = 5;
   const at::Tensor table = torch::randn({v, c}), head = torch::randn({v, c}),
@@ -63,7 +63,7 @@ TEST_CASE("the loss of distillation and its gradients are those of LibTorch", "[
   }
 }
 
-TEST_CASE("a student approaches its teacher, and resumes to the same bits", "[distill]") {
+TEST_CASE("a student approaches its teacher, and its run resumes exactly", "[distill]") {
   const TempFolder f;
   const auto ran = [&](const std::vector<std::string>& words) {
     const Finished done = lathe_in(f, words);
@@ -101,7 +101,7 @@ TEST_CASE("a student approaches its teacher, and resumes to the same bits", "[di
   ran(student("parts"));
   CHECK(difference(f / "whole", f / "parts") == "");
 
-  // A run's teacher must exist, be unchanged, and have the same vocabulary and context.
+  // The teacher must exist, must be unchanged, and must have the student's vocabulary and context.
   const auto refused = [&](const std::vector<std::string>& words, Exit code,
                            const std::vector<std::string>& facts) {
     const Finished done = lathe_in(f, words);
@@ -124,7 +124,7 @@ TEST_CASE("a student approaches its teacher, and resumes to the same bits", "[di
   // A teacher that was trained further counts as a different teacher.
   ran({"train", "tiny.toml", "--train.out_dir=teacher", "--optim.lr=1e-2", "--train.steps=41"});
   refused(student("whole", {"--train.steps=50"}), Exit::checkpoint, {"distill.teacher"});
-  ran(student("new", {"--train.steps=50"}));  // the control
+  ran(student("new", {"--train.steps=50"}));  // a new run may use the changed teacher
 }
 
 }  // namespace

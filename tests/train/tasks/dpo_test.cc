@@ -1,4 +1,5 @@
-// Tests of direct preference optimization: compares its loss with LibTorch's, and tests whole runs.
+// Tests of direct preference optimization: compares the loss with LibTorch's, and runs complete
+// trainings.
 #include "autograd/engine.h"
 #include "core/io/json.h"
 #include "nn/layers/linear.h"
@@ -21,7 +22,7 @@ RunConfig dpo_config(double beta, double smoothing) {
   return config;
 }
 
-TEST_CASE("the loss of preferences and its gradients are those of LibTorch", "[dpo]") {
+TEST_CASE("the preference loss and its gradients equal LibTorch's", "[dpo]") {
   torch::manual_seed(5);
   constexpr int64_t v = 7, c = 3, t = 5, pairs = 4;
   const at::Tensor table = torch::randn({v, c}), head = torch::randn({v, c}),
@@ -85,7 +86,8 @@ TEST_CASE("the reference's forward pass has no dropout, no graph and no adapters
   const Variable x(torch::randn({3, 4}));
   const at::Tensor plain = at::matmul(x.data(), layer.weight.data().t());
   const Training training(3);
-  CHECK(distance(layer(x).data(), plain) > 0.01);  // the control
+  // Outside of FrozenForward, the adapters have an effect.
+  CHECK(distance(layer(x).data(), plain) > 0.01);
   CHECK(!dropout(x, 0.5).data().equal(x.data()));
   {
     const FrozenForward frozen;
@@ -105,8 +107,8 @@ Finished dpo_in(const TempFolder& f, const std::vector<std::string>& words) {
   return done;
 }
 
-/// Creates runs/base, trained on twice as many "no" as "yes", pairs in which "yes" is chosen, and
-/// dpo.toml.
+/// Creates runs/base, which is trained on a text with twice as many "no" as "yes". Also creates
+/// pairs in which "yes" is the chosen answer, and dpo.toml.
 void make_preferences(const TempFolder& f) {
   std::string text, pairs;
   for (int i = 0; i < 600; ++i) {
@@ -131,7 +133,7 @@ void make_preferences(const TempFolder& f) {
   dpo_in(f, {"train", "base.toml"});
 }
 
-TEST_CASE("a run learns to prefer chosen answers, and resumes to the same bits", "[dpo]") {
+TEST_CASE("a run learns to prefer the chosen answers, and resumes exactly", "[dpo]") {
   const TempFolder f;
   make_preferences(f);
   const Finished whole = dpo_in(f, {"train", "dpo.toml", "--train.out_dir=whole"});
@@ -147,17 +149,18 @@ TEST_CASE("a run learns to prefer chosen answers, and resumes to the same bits",
   dpo_in(f, {"train", "dpo.toml", "--train.out_dir=parts"});
   CHECK(difference(f / "whole", f / "parts") == "");
 
-  // Train with several processes, each with its own reference.
+  // Train with two processes, each with its own copy of the reference model.
   dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml", "--train.out_dir=two"});
   CHECK(difference(f / "whole", f / "two") == "");
-  // With tensor parallelism each process has the whole reference. Sums are computed in another
-  // order.
+  // With tensor parallelism, each process has the complete reference model. Losses differ by
+  // rounding, because values are added in another order.
   dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml", "--train.out_dir=cut",
              "--dist.tensor=2"});
   const Json cut = parse_json(dpo_in(f, {"eval", "cut"}).out, "", Exit::internal);
   CHECK(cut["val_loss"].get<double>() == Approx(after["val_loss"].get<double>()).epsilon(1e-5));
-  // Two pipeline stages log the same last validation, although the gradient of the tied embedding
-  // has another order of additions. The stages evaluate together, and the last one has the scores.
+  // A run with two pipeline stages logs the same last validation, although it adds the gradients of
+  // the tied embedding in another order. Both stages take part in an evaluation, and the last stage
+  // has its results.
   const Finished staged = dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml",
                                      "--train.out_dir=staged", "--dist.pipeline=2"});
   const std::string last = "step 20  ";
@@ -168,19 +171,19 @@ TEST_CASE("a run learns to prefer chosen answers, and resumes to the same bits",
   };
   CHECK(line_of(staged.out) == line_of(whole.out));
 
-  // Other commands on such a run and its config.
+  // Other commands must accept such a run and its config.
   dpo_in(f, {"generate", "whole", "--prompt", "Q a:", "--tokens", "4"});
   dpo_in(f, {"eval", "whole", "--data", "text"});
   CHECK_THAT(dpo_in(f, {"inspect", "whole"}).out, ContainsSubstring("tokens"));
   dpo_in(f, {"find", "batch", "dpo.toml", "--memory", "200MB", "--rounds", "1"});
 }
 
-TEST_CASE("a run resumes only with the reference that it started with", "[dpo]") {
+TEST_CASE("a run resumes only with the same reference model", "[dpo]") {
   const TempFolder f;
   make_preferences(f);
   const std::vector<std::string> longer{"train", "dpo.toml", "--train.steps=25"};
   dpo_in(f, {"train", "dpo.toml"});
-  dpo_in(f, longer);  // the control
+  dpo_in(f, longer);  // the run resumes while the reference is unchanged
   dpo_in(f, {"train", "base.toml", "--train.steps=31"});
   const Finished changed = lathe_in(f, {"train", "dpo.toml", "--train.steps=30"});
   CHECK(changed.code == static_cast<int>(Exit::checkpoint));
@@ -193,7 +196,7 @@ TEST_CASE("a run resumes only with the reference that it started with", "[dpo]")
   CHECK(lathe_in(f, {"generate", "runs/dpo", "--prompt", "Q a:", "--tokens", "4"}).code == 0);
 }
 
-TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
+TEST_CASE("with adapters, the reference is the model without the adapters", "[dpo]") {
   const TempFolder f;
   make_preferences(f);
   const std::vector<std::string> adapters{"--adapters.rank=4", "--optim.lr=1e-2"};
@@ -210,7 +213,7 @@ TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
   const Json after = parse_json(dpo_in(f, {"eval", "whole"}).out, "", Exit::internal);
   CHECK(after["accuracy"].get<double>() == 1);
 
-  // With adapters.base the reference is the base.
+  // If adapters.base is set, the reference is that base.
   dpo_in(f, with({"train", "base.toml", "--train.task=dpo", "--data.dir=pairs",
                   "--adapters.base=runs/base", "--train.steps=2", "--train.batch_size=6",
                   "--checkpoint.interval=2", "--train.out_dir=based"}));
@@ -220,7 +223,8 @@ TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
   };
   CHECK(loss("based_merged") == Approx(loss("based")).epsilon(1e-3));
 
-  // The merged run has the same reference, and notices that the reference was trained further.
+  // The merged run has the same reference, and refuses the reference after that model was trained
+  // further.
   fs::copy(f / "runs/base", f / "kept", fs::copy_options::recursive);
   dpo_in(f, {"train", "base.toml", "--train.out_dir=runs/base", "--train.steps=200"});
   const Finished changed = lathe_in(f, {"eval", "based_merged"});
@@ -229,12 +233,12 @@ TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
   fs::remove_all(f / "runs/base");
   fs::rename(f / "kept", f / "runs/base");
 
-  // The merged model has the same margins over the base as the adapters.
+  // Relative to the reference, the merged model has the same margins as the model with adapters.
   dpo_in(f, {"merge", "whole", "--out", "merged"});
   const Json merged = parse_json(dpo_in(f, {"eval", "merged"}).out, "", Exit::internal);
   CHECK(merged["margin"].get<double>() == Approx(after["margin"].get<double>()).epsilon(1e-3));
 
-  // Without adapters a plan includes the memory of a second model.
+  // If a config has no adapters, its plan includes the memory of the reference, a second model.
   const auto parameters = [&](const std::vector<std::string>& words) {
     const Json plan = parse_json(dpo_in(f, words).out, "", Exit::internal);
     INFO(json_text(plan, 1));
@@ -246,7 +250,7 @@ TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
   CHECK(parameters(with({"plan", "dpo.toml", "--json"})) < 1.5 * one);
 }
 
-TEST_CASE("data and keys that do not fit the task dpo are refused", "[dpo]") {
+TEST_CASE("data and keys that do not fit the dpo task are refused", "[dpo]") {
   const TempFolder f;
   make_preferences(f);
   const auto refused = [&](std::vector<std::string> words, const std::string& key, Exit code) {
@@ -265,7 +269,7 @@ TEST_CASE("data and keys that do not fit the task dpo are refused", "[dpo]") {
   refused({"base.toml", "--train.task=dpo", "--train.init_from=runs/base"}, "preferences",
           Exit::data);
   refused({"base.toml", "--dpo.beta=0.5"}, "dpo.beta", Exit::usage);
-  dpo_in(f, {"train", "dpo.toml", "--train.steps=1"});  // the control
+  dpo_in(f, {"train", "dpo.toml", "--train.steps=1"});  // the unchanged config is accepted
 }
 
 }  // namespace

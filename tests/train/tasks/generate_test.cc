@@ -72,8 +72,9 @@ TEST_CASE("any sampling options pick a valid token from finite logits", "[genera
   }
 }
 
-TEST_CASE("min_p keeps tokens with at least that share of the likeliest one's probability",
-          "[generate]") {
+TEST_CASE(
+    "min_p keeps tokens that have at least this fraction of the likeliest token's probability",
+    "[generate]") {
   const at::Tensor logits =
       at::tensor({0.0, std::log(0.5), std::log(0.25), std::log(0.1)}, at::kDouble);
   const auto reached = [&](const Sampling& s) {
@@ -86,9 +87,10 @@ TEST_CASE("min_p keeps tokens with at least that share of the likeliest one's pr
   CHECK(reached({.temperature = 1, .min_p = 0.5}) == std::set<int64_t>{0, 1});
   CHECK(reached({.temperature = 1, .min_p = 1}) == std::set<int64_t>{0});
   CHECK(reached({.temperature = 2, .min_p = 0.5}) ==
-        std::set<int64_t>{0, 1, 2});  // min_p applies after the temperature
+        std::set<int64_t>{0, 1, 2});  // min_p is applied to the probabilities at this temperature
   CHECK(reached({.temperature = 1, .top_k = 2, .min_p = 0.2}) == std::set<int64_t>{0, 1});
-  // Probabilities are relative to the kept tokens: of 1 and 0.5 the first has two thirds.
+  // Probabilities are relative to the kept tokens: if these have 1 and 0.5, the likelier one has
+  // two thirds.
   CHECK(sample_token(logits, {.temperature = 1, .min_p = 0.5}, 0.66) == 0);
   CHECK(sample_token(logits, {.temperature = 1, .min_p = 0.5}, 0.67) == 1);
 }
@@ -98,7 +100,7 @@ std::unique_ptr<Model> model_of(const C& config) {
   M module(config);
   initialize(module, Init::gpt2, /*seed=*/3, config.n_layer);
   for (const auto& p : parameters(module))
-    p.parameter.data().mul_(6);  // so that tokens depend on the context
+    p.parameter.data().mul_(6);  // weights so large that the generated tokens depend on the context
   return std::make_unique<lathe::detail::ModelOf<M>>(std::move(module));
 }
 
@@ -108,8 +110,8 @@ struct Tested {
   int64_t context;
 };
 
-/// Returns models with contexts longer than a block of attention, and matrices wider than a block
-/// of a matrix product.
+/// Returns models whose contexts are longer than a block of attention, and whose matrices are wider
+/// than a block of a matrix product.
 std::vector<Tested> tested() {
   std::vector<Tested> all;
   GPTConfig g;
@@ -138,7 +140,8 @@ std::vector<Tested> tested() {
   l.tie_weights = false;
   all.push_back({.name = "llama of one head of keys", .model = model_of<Llama>(l), .context = 72});
 
-  // Windows smaller and larger than a block of attention, layers without positions, and softcaps.
+  // Test windows that are smaller and larger than a block of attention, layers without positions,
+  // and softcaps.
   l.n_kv_head = 2;
   l.n_head = 6;
   l.head_dim = 0;
@@ -167,7 +170,7 @@ const Texts prompts{{5},
                     std::vector<int64_t>(70, 8),
                     std::vector<int64_t>(80, 9)};
 
-/// Returns the ids and the log probabilities of each text.
+/// Generates a continuation of each text. Returns their ids and log probabilities.
 std::pair<Texts, std::vector<std::vector<double>>> write(const Model& model, const Texts& texts,
                                                          GenerateOptions w) {
   std::vector<std::vector<double>> p(texts.size());
@@ -180,8 +183,8 @@ std::pair<Texts, std::vector<std::vector<double>>> write(const Model& model, con
 }
 
 TEST_CASE(
-    "the cache changes no token and no bit of a log probability, for every sampling, beyond the "
-    "context and in a batch",
+    "with and without the cache, tokens and log probabilities are bitwise equal, for every "
+    "sampling, beyond the context and in a batch",
     "[generate]") {
   const std::vector<Sampling> samplings{
       {.temperature = 0},
@@ -199,18 +202,19 @@ TEST_CASE(
       const auto [wanted, wanted_p] = write(*t.model, prompts, w);
       CHECK(ids == wanted);
       CHECK(p == wanted_p);
-      CHECK(std::set<int64_t>(ids[1].begin(), ids[1].end()).size() > 3);  // not one token repeated
+      // The text is not one token repeated.
+      CHECK(std::set<int64_t>(ids[1].begin(), ids[1].end()).size() > 3);
     }
 
-    // Text 0 of a batch is the same as alone.
+    // Text 0 is the same in a batch and alone.
     GenerateOptions w{.context = t.context, .tokens = 10};
     CHECK(write(*t.model, {prompts[0]}, w).second[0] == write(*t.model, prompts, w).second[0]);
-    // The control: another prompt gives another text.
+    // The comparison must notice another prompt.
     CHECK(write(*t.model, {prompts[1]}, w).second[0] != write(*t.model, {prompts[2]}, w).second[0]);
   }
 }
 
-TEST_CASE("a cache knows how many tokens of each text it has seen", "[generate]") {
+TEST_CASE("a cache knows the number of tokens that it holds of each text", "[generate]") {
   KeyValueCache cache(2, 10);
   KeyValueCache::Use(cache, {1}).commit(3);
   KeyValueCache::Use(cache, {0, 1}).commit(1);
@@ -222,7 +226,7 @@ TEST_CASE("a cache knows how many tokens of each text it has seen", "[generate]"
   CHECK(cache.length(1) == 2);
 }
 
-/// Returns the same logits at every position.
+/// A model whose logits are the same at every position.
 struct ConstantLogits {
   at::Tensor logits;
 
@@ -233,7 +237,8 @@ struct ConstantLogits {
 };
 
 TEST_CASE(
-    "a repetition penalty makes tokens of the text less likely, whatever the sign of their logits",
+    "a repetition penalty makes tokens that are already in the text less likely, for either sign "
+    "of their logits",
     "[generate]") {
   const auto written = [](const std::vector<double>& logits, double penalty) {
     const lathe::detail::ModelOf<ConstantLogits> model({at::tensor(logits, at::kDouble)});
@@ -241,24 +246,25 @@ TEST_CASE(
         model, {{0}},
         {.context = 8, .tokens = 3, .sampling = {.temperature = 0, .repetition_penalty = penalty}});
   };
-  // A positive logit is divided by the penalty: 3, 2, 1 become 1.5, 2, 1, and then 1.5, 1, 1
-  // however often a token stands in the text.
+  // A positive logit is divided by the penalty once, however often its token occurs in the text: 3,
+  // 2, 1 become 1.5, 2, 1, and then 1.5, 1, 1.
   const std::vector<double> positive{3, 2, 1};
   CHECK(written(positive, 1).first == Texts{{0, 0, 0}});
   CHECK(written(positive, 2).first == Texts{{1, 0, 0}});
 
-  // A negative logit is multiplied: -1, -1.5, -3.5 become -2, -1.5, -3.5, and then -2, -3, -3.5.
+  // A negative logit is multiplied by the penalty: -1, -1.5, -3.5 become -2, -1.5, -3.5, and then
+  // -2, -3, -3.5.
   const std::vector<double> negative{-1, -1.5, -3.5};
   CHECK(written(negative, 1).first == Texts{{0, 0, 0}});
   const auto [ids, log_probabilities] = written(negative, 2);
   CHECK(ids == Texts{{1, 0, 0}});
 
-  // The log probability is the model's own.
+  // The reported log probability is that of the model, without the penalty.
   const at::Tensor wanted = at::tensor(negative, at::kDouble).log_softmax(0);
   CHECK(log_probabilities[0][0] == Approx(wanted[1].item<double>()));
 }
 
-TEST_CASE("without Lathe's kernels, and in bfloat16, the cache changes results only by rounding",
+TEST_CASE("in bfloat16 and without Lathe's kernels, the cache changes results only by rounding",
           "[generate]") {
   for (const Tested& t : tested()) {
     for (const bool kernels : {true, false}) {
@@ -266,7 +272,7 @@ TEST_CASE("without Lathe's kernels, and in bfloat16, the cache changes results o
         if (kernels && dtype == at::kFloat) continue;
         INFO(t.name << " in " << dtype << (kernels ? "" : ", ATen's kernels"));
         use_kernels(kernels);
-        // Generate only two tokens per text, so that rounding rarely changes which token is chosen.
+        // Generate only two tokens for each text, so that rounding rarely changes a chosen token.
         GenerateOptions w{
             .context = t.context, .tokens = 2, .sampling = {.temperature = 0}, .compute = dtype};
         const auto [ids, p] = write(*t.model, {prompts[1], prompts[3]}, w);
@@ -280,7 +286,7 @@ TEST_CASE("without Lathe's kernels, and in bfloat16, the cache changes results o
   }
 }
 
-TEST_CASE("a text that is stopped ends, and others continue", "[generate]") {
+TEST_CASE("a text that is stopped ends, and the other texts continue", "[generate]") {
   const auto all = tested();
   std::vector<int> count(3, 0);
   const auto ids = generate(*all[0].model, {prompts[0], prompts[1], prompts[2]},
@@ -293,7 +299,7 @@ TEST_CASE("a text that is stopped ends, and others continue", "[generate]") {
   CHECK(ids[2].size() == 4);
 }
 
-TEST_CASE("a stop is found across tokens, and nothing of it is shown", "[generate]") {
+TEST_CASE("a stop text is found across tokens, and no part of it is shown", "[generate]") {
   const auto shown = [](const std::vector<std::string>& pieces, std::vector<std::string> stops) {
     StopMatcher s(std::move(stops));
     std::string out;
@@ -317,8 +323,8 @@ TEST_CASE("a stop is found across tokens, and nothing of it is shown", "[generat
 }
 
 TEST_CASE(
-    "conversations have the form of ChatML or Llama 3, and special tokens in messages are plain "
-    "text",
+    "conversations have the form of ChatML or Llama 3, and special tokens in messages are encoded "
+    "as plain text",
     "[generate]") {
   const std::vector<ChatMessage> messages{{"system", "Be kind."}, {"user", "Hi <|im_end|>"}};
   const Tokenizer chatml = test::byte_tokenizer_with({"<|im_start|>", "<|im_end|>"});
@@ -340,8 +346,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "lathe generate reads prompts from a file, draws samples, stops and prints JSON, and chat "
-    "needs a template",
+    "lathe generate reads prompts from a file, samples, stops and prints JSON, and chat needs a "
+    "template",
     "[generate]") {
   const test::TempFolder f(test::fast_folder());
   test::write_file(f / "text.txt", test::sample_text(6000));
@@ -379,7 +385,7 @@ TEST_CASE(
   CHECK(cuts >= 3);
   CHECK_THAT(two, ContainsSubstring("\n----\nand the"));
 
-  // A byte order mark does not belong to a text.
+  // A byte-order mark at the beginning of a file is not part of its text.
   test::write_file(f / "a.txt", test::sample_text(300));
   test::write_file(f / "b.txt", "\xEF\xBB\xBF" + test::sample_text(300));
   const auto loss = [&](const char* file) {
@@ -387,7 +393,8 @@ TEST_CASE(
   };
   CHECK(loss("a.txt") == loss("b.txt"));
 
-  // The tokens of a stop text are left out of the output, as are its bytes. Each token is a byte.
+  // The output has neither the bytes nor the tokens of a stop text. In this test, each token is one
+  // byte.
   const std::string until = out({"--prompt=the ", "--stop=" + stop, "--logprobs=true"});
   CHECK(std::count(until.begin(), until.end(), '\n') ==
         static_cast<ptrdiff_t>(whole.find(stop, 4)) - 4);

@@ -1,4 +1,4 @@
-// Trains every model kind except the GPT, and tests that each resumes to the bit.
+// Trains every model kind except the GPT, and tests that its runs resume exactly.
 #include "tests/support/kinds.h"
 #include "train/store/checkpoint.h"
 
@@ -7,7 +7,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("every kind learns, stops and resumes with the same bits, in each precision",
+TEST_CASE("every model kind learns, and its runs stop and resume exactly, in each precision",
           "[model_kinds]") {
   const TempFolder f(fast_folder());
   make_data(f);
@@ -31,13 +31,14 @@ TEST_CASE("every kind learns, stops and resumes with the same bits, in each prec
       REQUIRE(train("parts", {"--train.max_time=0.01"}).code == 75);
       const double seconds = whole.seconds;
       if (dtype == "fp32") {
-        for (int i = 1; i < 3; ++i) train("parts", {}, seconds * i / 3);  // killed, or finished
+        // The run is killed, or it finishes before the kill.
+        for (int i = 1; i < 3; ++i) train("parts", {}, seconds * i / 3);
       }
       REQUIRE(train("parts").code == 0);
       CHECK(difference(f / "whole", f / "parts") == "");
       if (dtype != "fp32") continue;
       REQUIRE(train("other", {"--train.seed=2"}).code == 0);
-      CHECK(difference(f / "whole", f / "other") != "");  // the control
+      CHECK(difference(f / "whole", f / "other") != "");  // the comparison notices another seed
 
       const Json first = parse_json(
           slurp(f / "whole/metrics.jsonl").substr(0, slurp(f / "whole/metrics.jsonl").find('\n')),
@@ -48,7 +49,8 @@ TEST_CASE("every kind learns, stops and resumes with the same bits, in each prec
       CHECK(end.contains(kind.data == "text" ? "tokens" : "samples"));
       if (kind.data == "images") CHECK(end["accuracy"].get<double>() > 0.7);
       if (kind.data == "numbers") CHECK(end.contains("mae"));
-      // The saved model, including its running statistics, is the one that training evaluated last.
+      // The saved model, including its running statistics, is the model that the last evaluation
+      // used.
       const RunState state = read_state(list_checkpoints(f / "whole").at(0));
       CHECK(end[figure].get<double>() == Approx(*state.val_loss).epsilon(1e-6));
       CHECK(lathe_in(f, {"verify", "whole"}).code == 0);
@@ -66,7 +68,8 @@ TEST_CASE("every kind learns, stops and resumes with the same bits, in each prec
 }
 
 TEST_CASE(
-    "every kind has memory.recompute, which may change on resume and is refused without blocks",
+    "every model kind supports memory.recompute, which may change on resume and is refused for a "
+    "model without blocks",
     "[model_kinds]") {
   const TempFolder f(fast_folder());
   make_data(f);
@@ -91,7 +94,7 @@ TEST_CASE(
     CHECK(lathe_in(f, {"plan", "kind.toml", "--memory.recompute=blocks"}).code == 0);
   }
 
-  // Without blocks, memory.recompute has nothing to act on.
+  // For a model without blocks, memory.recompute would have no effect.
   write_config(f, kinds[1]);
   const Finished none =
       lathe_in(f, {"train", "kind.toml", "--model.n_layer=0", "--memory.recompute=blocks"});

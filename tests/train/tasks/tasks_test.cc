@@ -1,4 +1,4 @@
-// Tests model kinds and tasks: metrics, micro-batches, adapters, predictions and bad input.
+// Tests of model kinds and tasks: metrics, micro-batches, adapters, predictions and invalid input.
 #include <algorithm>
 #include <cmath>
 #include <sstream>
@@ -38,8 +38,8 @@ std::map<std::string, double> figures(const char* task, const Batch& batch,
 }
 
 TEST_CASE("metrics of an evaluation agree with their definitions", "[tasks]") {
-  // The target is the likeliest class in three rows, and the second, fifth, sixth or seventh
-  // likeliest in one row each.
+  // The target is the likeliest class in three of the seven rows. In the other four rows it is the
+  // second, fifth, sixth and seventh likeliest class.
   const at::Tensor logits = -torch::arange(9, at::kFloat).repeat({7, 1});
   const at::Tensor targets = torch::tensor({0, 0, 0, 1, 4, 5, 6}, at::kLong);
   const auto classes = figures("classification", {logits, targets});
@@ -47,14 +47,15 @@ TEST_CASE("metrics of an evaluation agree with their definitions", "[tasks]") {
   CHECK(classes.at("top5") == Approx(5.0 / 7));
   CHECK(classes.at("val_loss") ==
         Approx(torch::cross_entropy_loss(logits, targets).item<double>()));
-  // With five classes, top5 would always be 1.
+  // With at most five classes, top5 would always be 1, so it is left out.
   const auto few = [&](int64_t n) {
     return figures("classification",
                    {logits.slice(0, 0, 4).slice(1, 0, n), targets.slice(0, 0, 4)});
   };
   CHECK(!few(5).contains("top5"));
   CHECK(few(6).at("top5") == 1);
-  // Equally likely classes rank in their order, so the first is predicted (as by max_element).
+  // Equally likely classes rank by index, so class 0 is predicted, as std::max_element would
+  // choose.
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor equal = torch::zeros({9, 9}, dtype), each = torch::arange(9);
     CHECK(figures("classification", {equal, each}).at("accuracy") == Approx(1.0 / 9));
@@ -80,11 +81,11 @@ TEST_CASE("metrics of an evaluation agree with their definitions", "[tasks]") {
 Json details_of(const char* task, const Batch& batch, const DatasetInfo& facts) {
   Scores scores{.detailed = true};
   find_task(task)->score(Echo(), batch, facts, scores);
-  find_task(task)->score(Echo(), batch, facts, scores);  // batches add up
+  find_task(task)->score(Echo(), batch, facts, scores);  // scores of batches accumulate
   return find_task(task)->details(scores, facts);
 }
 
-TEST_CASE("details of an evaluation agree with their definitions", "[tasks]") {
+TEST_CASE("the tables of an evaluation agree with their definitions", "[tasks]") {
   // The predicted classes are 0 0 1 1 1 2.
   const at::Tensor logits =
       at::one_hot(torch::tensor({0, 0, 1, 1, 1, 2}, at::kLong), 3).to(at::kFloat);
@@ -129,7 +130,7 @@ TEST_CASE("details of an evaluation agree with their definitions", "[tasks]") {
     mean_r2 += r2 / 2;
   }
   CHECK(errors["r2"].get<double>() == Approx(mean_r2));
-  // If all targets are equal, r2 is NaN regardless of how their sums are rounded.
+  // If all targets are equal, r2 is NaN, however the sums of the targets are rounded.
   for (int64_t rows = 3; rows < 50; ++rows) {
     const at::Tensor equal = torch::full({rows, 2}, 0.1, at::kDouble);
     const Json of_equal = details_of("regression", {predicted.slice(0, 0, rows), equal}, facts);
@@ -137,14 +138,14 @@ TEST_CASE("details of an evaluation agree with their definitions", "[tasks]") {
   }
 }
 
-TEST_CASE("lathe eval prints tables of classes and outputs", "[tasks]") {
+TEST_CASE("lathe eval prints a table of classes or outputs", "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   write_config(f, kinds[0]);
   const Finished trained = lathe_in(f, {"train", "kind.toml", "--train.out_dir=classes"});
   INFO(trained.out << trained.err);
   REQUIRE(trained.code == 0);
-  CHECK(trained.out.find("top5") == std::string::npos);  // four classes
+  CHECK(trained.out.find("top5") == std::string::npos);  // there are only four classes
   CHECK(slurp(f / "classes" / "metrics.jsonl").find("top5") == std::string::npos);
 
   const Finished classes = lathe_in(f, {"eval", "classes"});
@@ -168,12 +169,12 @@ TEST_CASE("lathe eval prints tables of classes and outputs", "[tasks]") {
   CHECK_THAT(numbers.out, ContainsSubstring("output  mae"));
 }
 
-TEST_CASE("micro-batches have the loss of the whole batch", "[tasks]") {
+TEST_CASE("divided into micro-batches, a batch has the same loss", "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   for (const Kind& kind : kinds) {
     if (kind.keys.find("batch") != std::string::npos || kind.name == "convnet")
-      continue;  // batch norm depends on the micro-batch
+      continue;  // batch norm computes statistics of each micro-batch
     INFO(kind.name << " on " << kind.data);
 
     write_config(f, kind);
@@ -195,18 +196,18 @@ TEST_CASE("micro-batches have the loss of the whole batch", "[tasks]") {
                less = losses("less", "2", "3");
     REQUIRE(one.size() == 6);
     for (size_t i = 0; i < 6; ++i)
-      CHECK(four[i] == Approx(one[i]).epsilon(1e-4));  // six steps of float32 rounding
-    CHECK(less[5] != Approx(one[5]).epsilon(1e-4));    // the control: fewer samples
+      CHECK(four[i] == Approx(one[i]).epsilon(1e-4));  // six steps accumulate float32 rounding
+    CHECK(less[5] != Approx(one[5]).epsilon(1e-4));    // the comparison notices a smaller batch
   }
 }
 
-TEST_CASE("wrong keys, and keys that do not fit the data or model, are refused with a reason",
+TEST_CASE("invalid keys, and keys that do not fit the data or the model, are refused with a reason",
           "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   write_config(f, kinds[0]);
 
-  // Keys, and facts of the message.
+  // Each case has the keys, and the texts that the message must contain.
   using Words = std::vector<std::string>;
   const std::vector<std::pair<Words, Words>> cases{
       {{"--model.n_head=2"}, {"model.n_head", "\"gpt\" or \"llama\"", "\"mlp\""}},
@@ -245,7 +246,8 @@ TEST_CASE("wrong keys, and keys that do not fit the data or model, are refused w
              ContainsSubstring("data.flip") && ContainsSubstring("tokens"));
 }
 
-TEST_CASE("eval uses the validation split of other data, whatever folds the run has", "[tasks]") {
+TEST_CASE("eval uses the validation split of other data, even if the run validates on a fold",
+          "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   write_config(f, {"mlp", "images", "n_hidden = 16\n"});
@@ -261,7 +263,7 @@ TEST_CASE("eval uses the validation split of other data, whatever folds the run 
   const Json manifest = parse_json(slurp(f / "others/manifest.json"), "", Exit::internal);
   const int64_t val = manifest["val"]["examples"];
   CHECK(examples({"--data", "others"}) == val);
-  CHECK(examples({}) > val);  // half of all examples
+  CHECK(examples({}) > val);  // a fold, which has half of all examples
 }
 
 TEST_CASE("adapters on an MLP can be trained and merged", "[tasks]") {
@@ -282,14 +284,14 @@ TEST_CASE("adapters on an MLP can be trained and merged", "[tasks]") {
         Approx(after).epsilon(1e-5));
 }
 
-TEST_CASE("a model that leaves nothing to train is refused before anything is created", "[tasks]") {
+TEST_CASE("a run without trainable parameters is refused before any file is created", "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   write_config(
       f, *std::find_if(kinds.begin(), kinds.end(), [](const Kind& k) { return k.name == "rnn"; }));
   REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.out_dir=base", "--train.steps=2"}).code == 0);
 
-  // The second config has no model kind and takes the base's, so a check of only the config
+  // The second config has no model kind and takes that of the base, so checking only the config
   // finds no error.
   std::string text = slurp(f / "kind.toml");
   const size_t model = text.find("[model]"), behind = text.find('[', model + 1);
@@ -312,7 +314,7 @@ TEST_CASE("a model that leaves nothing to train is refused before anything is cr
              ContainsSubstring("model.kind") && ContainsSubstring("frozen"));
 }
 
-TEST_CASE("lathe eval --batches gives the validation loss of training", "[tasks]") {
+TEST_CASE("lathe eval --batches gives the same validation loss as training", "[tasks]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const Finished done = lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run"});
@@ -326,7 +328,7 @@ TEST_CASE("lathe eval --batches gives the validation loss of training", "[tasks]
   const Json part = last_line(lathe_in(f, {"eval", "run", "--batches", "3"}));
   CHECK(part["val_loss"].get<double>() == trained);
   CHECK(part["tokens"] == 3 * 3 * 16);
-  // Controls: a different number of batches, and all of them.
+  // Other numbers of batches give other results.
   CHECK(last_line(lathe_in(f, {"eval", "run", "--batches", "4"}))["val_loss"] != trained);
   CHECK(last_line(lathe_in(f, {"eval", "run"}))["tokens"] == 1999);
   const Finished refused = lathe_in(f, {"eval", "run", "text.txt", "--batches", "3"});
@@ -342,8 +344,8 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// Trains two models on tables: a classifier of flowers by color and size, with missing sizes and
-/// an id, and a regression of prices.
+/// Trains two models on tables: one classifies flowers by color and size, from a table with missing
+/// sizes and ids; the other one predicts prices.
 class Tables {
  public:
   Tables() {
@@ -395,7 +397,7 @@ class Tables {
   TempFolder f;
 };
 
-TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
+TEST_CASE("a classifier predicts classes for the rows of a new table", "[tasks]") {
   const Tables t;
   write_file(t.f / "new.csv",
              "size,color,name\n8,red,\"a,1\"\n,blue,b\n3,white,c\n9,red,d\n2,blue,e\n");
@@ -406,15 +408,15 @@ TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
   CHECK_THAT(lines[2], ContainsSubstring("b,\"iris, blue\","));
   CHECK_THAT(lines[3], ContainsSubstring("c,\"iris, blue\","));
 
-  // The order of columns, the separator and the target's column change nothing, and the batch size
-  // does not change the number of rows.
+  // The order of columns, the separator and the presence of the target column change nothing. The
+  // batch size does not change the number of rows.
   write_file(t.f / "other.tsv",
              "kind\tjunk\tname\tsize\tcolor\n?\t1\ta,1\t8\tred\n?\t\tb\t\tblue\n?\t\tc\t3\twhite\n"
              "?\t\td\t9\tred\n?\t\te\t2\tblue\n");
   CHECK(t.predicted("flowers", "other.tsv") == lines);
   CHECK(t.predicted("flowers", "new.csv", {"--batch-size", "2"}).size() == lines.size());
 
-  // The data folder is not needed: the checkpoint holds the encoding.
+  // predict does not need the data folder, because the checkpoint holds the encoding.
   fs::rename(t.f / "flowers", t.f / "moved");
   CHECK(t.predicted("flowers", "new.csv") == lines);
   fs::rename(t.f / "moved", t.f / "flowers");
@@ -430,9 +432,10 @@ TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
         Approx(1));
   t.make({"predict", "runs/flowers", "new.csv", "--out", "out.csv"});
   CHECK(lines_of(slurp(t.f / "out.csv")) == lines);
-  t.make({"predict", "runs/flowers", "new.csv", "--out", "out.csv"});  // may replace its own file
+  // The command may replace a file that it wrote.
+  t.make({"predict", "runs/flowers", "new.csv", "--out", "out.csv"});
 
-  // --out must not replace an input, however its path is written.
+  // --out must not replace an input file, however its path is written.
   const std::string input = slurp(t.f / "new.csv");
   for (const std::string out : {"new.csv", "./new.csv"}) {
     const Finished refused =
@@ -443,14 +446,14 @@ TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
   }
   CHECK(slurp(t.f / "new.csv") == input);
 
-  // Without ids, rows are numbered.
+  // If the table has no ids, rows are numbered.
   write_file(t.f / "plain.csv", "size,color,extra\n8,red,1\n");
   const Finished plain = t.predict("flowers", "plain.csv");
   CHECK_THAT(plain.out, ContainsSubstring("row,class") && ContainsSubstring("\n1,rose,"));
   CHECK_THAT(plain.err, ContainsSubstring("plain.csv") && ContainsSubstring("\"extra\""));
 }
 
-TEST_CASE("predictions are those of the evaluation, in the target's units", "[tasks]") {
+TEST_CASE("predictions agree with the evaluation, and are in the units of the target", "[tasks]") {
   const Tables t;
   // The fraction of correct predictions on the validation split is the evaluation's accuracy.
   const ExampleManifest m = read_example_manifest(t.f / "flowers");
@@ -485,7 +488,7 @@ TEST_CASE("predictions are those of the evaluation, in the target's units", "[ta
   CHECK(eval["accuracy"].get<double>() == Approx(right / n));
   CHECK(eval["val_loss"].get<double>() == Approx(loss / n).epsilon(1e-4));
 
-  // Numbers are in the target's units.
+  // A regression prints numbers in the units of the target.
   write_file(t.f / "new.csv", "rooms;area\n2;30\n4;60\n");
   const auto prices = t.predicted("prices", "new.csv");
   REQUIRE(prices.size() == 3);
@@ -494,8 +497,7 @@ TEST_CASE("predictions are those of the evaluation, in the target's units", "[ta
   CHECK(std::stod(prices[2].substr(2)) == Approx(61500).epsilon(0.1));
 }
 
-TEST_CASE("input that predict can't use is refused with a reason, and nothing is written",
-          "[tasks]") {
+TEST_CASE("predict refuses input that it can't use with a reason, and writes nothing", "[tasks]") {
   const Tables t;
   const auto refused = [&](const std::string& text, const std::vector<std::string>& facts,
                            Exit code = Exit::data) {
@@ -525,7 +527,7 @@ TEST_CASE("input that predict can't use is refused with a reason, and nothing is
   CHECK(t.predict("flowers", "nowhere.csv").code == 3);
   CHECK(t.predict("nowhere", "new.csv").code == 4);
 
-  // A language model generates text instead of predicting.
+  // A language model is refused, because it generates text instead of predicting.
   make_tiny_run(t.f.path());
   t.make({"train", "tiny.toml", "--train.steps=1"});
   const Finished language = t.predict("tiny", "new.csv");
@@ -533,7 +535,7 @@ TEST_CASE("input that predict can't use is refused with a reason, and nothing is
   CHECK_THAT(language.err, ContainsSubstring("lathe generate runs/tiny"));
 }
 
-TEST_CASE("predict takes arrays with or without their image shape, and checkpoints of older builds",
+TEST_CASE("predict reads arrays with or without an image shape, and checkpoints of older builds",
           "[tasks]") {
   const TempFolder f;
   make_data(f);

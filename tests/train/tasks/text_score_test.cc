@@ -1,4 +1,5 @@
-// Compares losses of texts and the likeliest endings with sums of the model's log-probabilities.
+// Compares the losses of texts, and the likeliest endings, with sums of the model's log
+// probabilities.
 #include "train/tasks/text_score.h"
 
 #include <cmath>
@@ -33,7 +34,7 @@ std::unique_ptr<Model> small_model(int64_t vocabulary) {
   return model;
 }
 
-/// Returns the model's log P(ids[i] | ids[from .. i)).
+/// Returns the model's log P(ids[i] | ids[from], ..., ids[i - 1]).
 double log_probability(const Model& model, const std::vector<int64_t>& ids, size_t from, size_t i) {
   const at::Tensor in = torch::tensor(std::vector<int64_t>(ids.begin() + static_cast<int64_t>(from),
                                                            ids.begin() + static_cast<int64_t>(i)));
@@ -42,7 +43,7 @@ double log_probability(const Model& model, const std::vector<int64_t>& ids, size
   return logits.to(at::kDouble).log_softmax(0)[ids[i]].item<double>();
 }
 
-TEST_CASE("each token of a text is scored once, given the earlier tokens of its window",
+TEST_CASE("each token of a text is scored once, given the tokens before it in its window",
           "[text_score]") {
   const Tokenizer bytes = Tokenizer::byte();
   const auto model = small_model(256);
@@ -61,17 +62,21 @@ TEST_CASE("each token of a text is scored once, given the earlier tokens of its 
       INFO("stride " << stride << ", " << batch << " at a time");
       CHECK(s.tokens == std::ssize(text) - 1);
       CHECK(s.bytes == s.tokens);
-      CHECK(s.loss == Approx(wanted).epsilon(1e-5));  // float32 sums
+      CHECK(s.loss == Approx(wanted).epsilon(1e-5));  // scores are added in float32
     }
   }
   CHECK(score_text({*model, bytes, context}, "a").tokens == 0);
   CHECK(score_text({*model, bytes, context}, "").bytes == 0);
 }
 
-TEST_CASE("after the token that ends documents, the first token is scored too", "[text_score]") {
+TEST_CASE(
+    "if a token that ends documents precedes the text, the first token of the text is scored as "
+    "well",
+    "[text_score]") {
   const Tokenizer bpe = byte_tokenizer_with({"<|endoftext|>"});
   const auto model = small_model(257);
-  const std::string text = "<|endoftext|>";  // read as plain text, not as the special token
+  // The text is encoded as plain characters, not as the special token.
+  const std::string text = "<|endoftext|>";
   const TextScore s = score_text({*model, bpe, context}, text);
   CHECK(s.tokens == 13);
   CHECK(s.bytes == 13);
@@ -83,7 +88,8 @@ TEST_CASE("after the token that ends documents, the first token is scored too", 
   CHECK(s.loss == Approx(wanted).epsilon(1e-5));
 }
 
-TEST_CASE("the likeliest of several endings is chosen, in total and per byte", "[text_score]") {
+TEST_CASE("the ending with the highest probability is chosen, in total and per byte",
+          "[text_score]") {
   const Tokenizer bytes = Tokenizer::byte();
   const auto model = small_model(256);
   torch::manual_seed(5);
@@ -101,8 +107,8 @@ TEST_CASE("the likeliest of several endings is chosen, in total and per byte", "
     for (int64_t i = 0; i < 4; ++i) c.endings.push_back(word(1 + (question + 3 * i) % 7));
     if (question % 5 == 0) c.endings[1] = " " + c.endings[1];
 
-    // A space separates the context and an ending, unless the context ends or the ending begins
-    // with one.
+    // A space is inserted between the context and an ending, unless the context ends with a space
+    // or the ending begins with one.
     std::vector<double> whole, by_byte;
     for (const std::string& ending : c.endings) {
       const bool apart = c.context.empty() || c.context.back() == ' ' || ending[0] == ' ';
@@ -155,7 +161,7 @@ TEST_CASE("lathe eval reports the token that precedes a text", "[text_score]") {
   CHECK_THAT(without.err, !ContainsSubstring("token "));
 }
 
-TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[text_score]") {
+TEST_CASE("lathe eval scores files and questions, and refuses invalid ones", "[text_score]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run"}).code == 0);
@@ -175,7 +181,7 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
   CHECK(both["files"][0]["loss"] == a["loss"]);
   CHECK(both["tokens"] == 2999 + 499);
   CHECK(a["bits_per_byte"].get<double>() ==
-        Approx(a["loss"].get<double>() / std::log(2.0)));  // one byte per token
+        Approx(a["loss"].get<double>() / std::log(2.0)));  // because each token is one byte
   CHECK(a["perplexity"].get<double>() == Approx(std::exp(a["loss"].get<double>())));
   CHECK(last({"a.txt", "--stride", "4"})["loss"] != a["loss"]);
 
@@ -191,8 +197,7 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
   CHECK(answers["questions"] == 2);
   CHECK((answers["accuracy"] == 0.0 || answers["accuracy"] == 0.5 || answers["accuracy"] == 1.0));
 
-  // The beginning of a long context may be cut off, but an ending is scored as a whole or not at
-  // all.
+  // The beginning of a long context may be cut off, but an ending that is too long is an error.
   const auto of_length = [&](size_t length) {
     write_file(f / "long.jsonl", Json{{"context", some + " "},
                                       {"endings", {some.substr(0, length), some.substr(0, 1)}},
@@ -205,7 +210,7 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
   CHECK_THAT(of_length(17).get<std::string>(),
              ContainsSubstring("17 tokens") && ContainsSubstring(" 16"));
 
-  // Lines that are not questions.
+  // Lines that are not valid questions are refused.
   const auto refusal = [&](const std::string& line) {
     write_file(f / "bad.jsonl",
                "{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}\n" + line);
@@ -223,7 +228,7 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
              ContainsSubstring("bad.jsonl:2") && ContainsSubstring("\"context\""));
   CHECK_THAT(refusal("x"), ContainsSubstring("bad.jsonl:2"));
 
-  // Files and flags that can't be used.
+  // Files and flags that can't be used are refused.
   CHECK_THAT(last({"--choices", "q.jsonl", "--stride", "4"}, 2).get<std::string>(),
              ContainsSubstring("--stride") && ContainsSubstring("questions"));
   write_file(f / "empty.jsonl",

@@ -1,4 +1,4 @@
-// Tests of adapters: the layers that get them, and magnitudes (DoRA).
+// Tests of adapters: the choice of layers that get adapters, and adapters with magnitudes (DoRA).
 #include "train/transforms/adapters.h"
 
 #include "autograd/engine.h"
@@ -13,7 +13,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("an adapter with magnitudes is DoRA, with its gradients, and merges", "[adapters]") {
+TEST_CASE("an adapter with magnitudes computes DoRA and its gradients, and can be merged",
+          "[adapters]") {
   torch::manual_seed(2);
   constexpr int64_t in = 6, out = 5, rank = 2;
   Linear layer(in, out, true);
@@ -26,7 +27,7 @@ TEST_CASE("an adapter with magnitudes is DoRA, with its gradients, and merges", 
   layer.add_magnitudes();
   CHECK(distance(layer.lora_m.data(), w.norm(2, 1)) < 1e-6);
   const at::Tensor plain = at::linear(x, w, bias);
-  CHECK(distance(layer(Variable(x)).data(), plain) < 1e-5);  // no effect at first
+  CHECK(distance(layer(Variable(x)).data(), plain) < 1e-5);  // a new adapter has no effect
 
   layer.lora_b.data().normal_();
   layer.lora_m.data().mul_(1.5).add_(0.1);
@@ -52,8 +53,9 @@ TEST_CASE("an adapter with magnitudes is DoRA, with its gradients, and merges", 
   CHECK(distance(layer(Variable(x)).data(), expected) < 1e-5);
 }
 
-TEST_CASE("adapters.layers chooses layers, and runs with magnitudes resume and merge",
-          "[adapters]") {
+TEST_CASE(
+    "adapters.layers chooses layers, and runs whose adapters have magnitudes resume and merge",
+    "[adapters]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto ran = [&](std::vector<std::string> words) {
@@ -72,7 +74,7 @@ TEST_CASE("adapters.layers chooses layers, and runs with magnitudes resume and m
     words.insert(words.end(), more.begin(), more.end());
     return words;
   };
-  // The other runs take the keys of [model] from the base.
+  // This run is the base of the other runs, which take the keys of [model] from it.
   ran({"train", "tiny.toml", "--train.out_dir=base"});
 
   ran(tune("some", {"--adapters.layers=blocks.0.attn.*,*.mlp.down", "--train.steps=10"}));
@@ -109,7 +111,7 @@ TEST_CASE("adapters.layers chooses layers, and runs with magnitudes resume and m
         Approx(adapted["val_loss"].get<double>()).epsilon(1e-5));
   CHECK(adapted["val_loss"].get<double>() < base["val_loss"].get<double>());
 
-  // The moving average of adapters can be merged too.
+  // The moving average of adapters can also be merged.
   const Finished without = lathe_in(f, {"merge", "wholefp32", "--out", "x", "--weights", "ema"});
   CHECK(without.code == 2);
   CHECK_THAT(without.err, ContainsSubstring("optim.ema_decay"));
@@ -126,7 +128,8 @@ TEST_CASE("adapters.layers chooses layers, and runs with magnitudes resume and m
 }
 
 TEST_CASE(
-    "adapters are exported to PEFT's format and imported again, and unsupported files are refused",
+    "adapters are exported to PEFT's format and imported from it, and unsupported files are "
+    "refused",
     "[adapters]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -149,7 +152,7 @@ TEST_CASE(
     CHECK(slurp(f / run / "checkpoints/step-00000010/model.safetensors") ==
           slurp(f / back / "checkpoints/step-00000000/model.safetensors"));
 
-    // An imported run has no data of its own.
+    // An imported run has no data folder, so eval needs --data.
     const auto loss = [&](const std::string& name) {
       const Finished done = ran({"eval", name, "--data", "data", "--batch-size", "3"});
       return parse_json(done.out, "", Exit::internal)["val_loss"].get<double>();
@@ -189,7 +192,8 @@ TEST_CASE(
   refused("[]", on_base, "adapter_config.json", Exit::checkpoint);
 
   write_file(f / "peftfalse/adapter_config.json", with("modules_to_save", nullptr));
-  ran({"import", "peftfalse", "--base", "base", "--out", "refused"});  // the control
+  // The unchanged adapters are accepted.
+  ran({"import", "peftfalse", "--base", "base", "--out", "refused"});
   CHECK(lathe_in(f, {"export", "base", "--format", "peft", "--out", "none"}).code == 2);
 }
 

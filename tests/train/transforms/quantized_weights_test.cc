@@ -1,4 +1,5 @@
-// Tests of quantized weights: their error and size, loading, adapters on them, and merging.
+// Tests of quantized weights: their error and size, how they are loaded, adapters on them, and
+// merging.
 
 #include <algorithm>
 
@@ -16,8 +17,8 @@ using namespace lathe::test;
 using Format = QuantizedTensor::Format;
 
 TEST_CASE("nf4's levels are quantiles of the normal distribution", "[quantized_weights]") {
-  // QLoRA, section 3: the levels are eight quantiles above zero and seven below it, up to the
-  // quantiles of 0.9677083 and 1 - 0.9677083.
+  // QLoRA, section 3: besides 0, the levels are eight positive and seven negative quantiles. The
+  // outermost quantiles are those at 0.9677083 and 1 - 0.9677083.
   const auto quantile = [](double p) {
     return at::erfinv(torch::tensor(2 * p - 1, at::kDouble)).item<double>();
   };
@@ -38,7 +39,7 @@ TEST_CASE("quantized tensors have the expected error and size", "[quantized_weig
     const at::Tensor t = torch::randn({rows, columns}) * torch::rand({rows, 1}).add(0.1);
     const double n = static_cast<double>(t.numel());
 
-    // The largest value of each element's block.
+    // `largest` has, for each element, the largest magnitude in the element's block.
     const int64_t whole = (t.numel() + 63) / 64 * 64;
     const at::Tensor largest = torch::constant_pad_nd(t.view(-1), {0, whole - t.numel()})
                                    .view({-1, 64})
@@ -58,11 +59,12 @@ TEST_CASE("quantized tensors have the expected error and size", "[quantized_weig
     const QuantizedTensor int8(t, Format::int8, false, at::kCPU),
         nf4(t, Format::nf4, false, at::kCPU), twice(t, Format::nf4, true, at::kCPU);
     CHECK(error(int8) <= 0.5 / 127 * 1.0001);
-    CHECK(error(nf4) <= 0.15194);  // half the widest gap, between -1 and -0.696
+    // Half of the widest gap between levels, which is between -1 and -0.696.
+    CHECK(error(nf4) <= 0.15194);
     CHECK((twice.dequantize(at::kFloat) - nf4.dequantize(at::kFloat)).abs().max().item<double>() <=
           0.02 * largest.max().item<double>());
 
-    // The sizes are exact where the tensor consists of complete blocks.
+    // The formulas for the sizes are exact if the tensor consists of complete blocks.
     if (t.numel() % 16384 != 0) continue;
     CHECK(static_cast<double>(int8.nbytes()) == Approx((1 + 4.0 / 64) * n));
     CHECK(static_cast<double>(nf4.nbytes()) == Approx((0.5 + 4.0 / 64) * n));
@@ -74,7 +76,8 @@ TEST_CASE("quantized tensors have the expected error and size", "[quantized_weig
             .equal(torch::zeros({2, 64})));
 }
 
-TEST_CASE("matrix products with few rows read quantized weights directly", "[quantized_weights]") {
+TEST_CASE("matrix products with few rows read the quantized weights directly",
+          "[quantized_weights]") {
   torch::manual_seed(4);
   for (const auto format : {QuantizedTensor::Format::int8, QuantizedTensor::Format::nf4}) {
     for (const bool twice : {false, true}) {
@@ -101,7 +104,7 @@ TEST_CASE("matrix products with few rows read quantized weights directly", "[qua
     }
   }
 
-  // The rows are not a multiple of 64 elements.
+  // view() has no value if the rows are not a multiple of 64 elements.
   CHECK(!QuantizedTensor(torch::randn({8, 96}), QuantizedTensor::Format::int8, false, at::kCPU)
              .view());
 }
@@ -119,11 +122,12 @@ TEST_CASE("an fp8 run loads in any dtype, and texts generated together do not af
     REQUIRE(r.code == 0);
     return parse_json(r.out, "", Exit::internal)["val_loss"].get<double>();
   };
-  // nf4 has 4 bits, so its loss differs by a few percent.
+  // nf4 has only 4 bits, so its loss may differ by a few percent.
   for (const char* dtype : {"bf16", "fp16", "int8", "nf4"})
     CHECK(loss(dtype) == Approx(loss("fp32")).epsilon(0.05));
 
-  // A row of larger values would change the scale of an fp8 layer.
+  // If an fp8 layer had one scale for the batch, a text with larger values would change the other
+  // texts.
   write_file(f / "prompts.txt", "a\nthe the the\nthe\n");
   const std::vector<std::string> flags{"--tokens=12", "--temperature=1"};
   const auto text = [&](std::vector<std::string> words) {
@@ -137,7 +141,7 @@ TEST_CASE("an fp8 run loads in any dtype, and texts generated together do not af
   }
 }
 
-TEST_CASE("a dtype that a model kind has no layers for is refused", "[quantized_weights]") {
+TEST_CASE("a dtype for which a model kind has no layers is refused", "[quantized_weights]") {
   const TempFolder f;
   make_tiny_run(f.path());
   write_file(f / "rnn.toml",
@@ -187,9 +191,9 @@ TEST_CASE("weights are loaded without having all of them in float32 at the same 
     const Json r = eval(flags);
     CHECK(r["weight_bytes"].get<double>() == Approx(share * bytes).epsilon(0.03));
     CHECK(r["loading_peak_bytes"].get<double>() <
-          share * bytes + 0.05 * bytes);  // plus a part of one tensor
+          share * bytes + 0.05 * bytes);  // plus a part of one tensor that is being converted
     CHECK(r["peak_rss_bytes"].get<double>() < rss - 0.5 * (1 - share) * bytes);
-    // After one step logits are near zero, whatever the rounding.
+    // After one step, the logits are near zero in every dtype, so the losses are nearly equal.
     CHECK(r["val_loss"].get<double>() == Approx(wide["val_loss"].get<double>()).epsilon(0.01));
   }
 
@@ -197,8 +201,9 @@ TEST_CASE("weights are loaded without having all of them in float32 at the same 
             .out.size() == 4 + 3 + 1);
 }
 
-TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed and merged",
-          "[quantized_weights]") {
+TEST_CASE(
+    "adapters are trained on a frozen model, saved without the model, loaded, resumed and merged",
+    "[quantized_weights]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=base", "--checkpoint.keep=1"}).code ==
@@ -236,14 +241,14 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
     INFO(r.out << r.err);
     REQUIRE(r.code == 0);
 
-    // A plan has no values of the base or of document starts, and must work without them.
+    // A plan reads no values of the base and no document starts, and must work without them.
     std::vector<std::string> planned =
         command(dtype, dtype, {"--data.documents=separate", "--data.document_end=10"});
     planned[0] = "plan";
     CHECK(lathe_in(f, planned).code == 0);
     const std::string metrics = slurp(f / dtype / "metrics.jsonl");
 
-    // The base is forecast in its own dtype: a quantized block is not also counted in float32.
+    // The plan counts the base in its own dtype. A quantized block is not also counted in float32.
     planned = command(dtype, dtype, {"--json=true"});
     planned[0] = "plan";
     const Json forecast = Json::parse(lathe_in(f, planned).out);
@@ -254,7 +259,7 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
     const double first =
         parse_json(metrics.substr(0, metrics.find('\n')), "", Exit::internal)["val_loss"];
     CHECK(first ==
-          Approx(base).epsilon(dtype == "nf4" ? 0.02 : 0.002));  // adapters have no effect at first
+          Approx(base).epsilon(dtype == "nf4" ? 0.02 : 0.002));  // new adapters have no effect
     const double tuned = val_loss(dtype);
     CHECK(tuned < base - 0.03);
     const fs::path model = list_checkpoints(f / dtype).at(0) / "model.safetensors";
@@ -267,7 +272,7 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
     REQUIRE(lathe_in(f, command(dtype + "-parts", dtype)).code == 0);
     CHECK(difference(f / dtype, f / (dtype + "-parts")) == "");
 
-    // The merged model is the float32 base with the adapters.
+    // The merged model equals the float32 base with the adapters.
     REQUIRE(lathe_in(f, {"merge", dtype, "--out", dtype + "-merged"}).code == 0);
     CHECK(lathe_in(f, {"verify", dtype + "-merged"}).code == 0);
     CHECK(val_loss(dtype + "-merged") ==
@@ -281,7 +286,8 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
   }
   CHECK(lathe_in(f, {"merge", "fp32", "--out", "fp32-merged"}).code == 2);
 
-  // Only one command at a time writes to a folder, and a stopped one leaves nothing.
+  // Only one command at a time may write to a folder, and a command that is stopped leaves no
+  // files.
   const std::vector<std::string> merge_again{"merge", "fp32", "--out", "again"};
   {
     const NewFolder other(f / "again");
