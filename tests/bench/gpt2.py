@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Measures memory and speed of GPT-2's models for the tables of docs/benchmarks/gpt2.md.
 
-  tests/bench/gpt2.py LATHE DATA [--peer PYTHON] [--folder DIR] [--steps 10] [memory|speed|sizes|walk ...]
+  tests/bench/gpt2.py LATHE DATA [--peer PYTHON] [--folder DIR] [--steps 10] [memory|speed|sizes|llama|walk ...]
 
 DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. The tables are:
 
   memory  GPT-2 124M, with another memory technique in each row
   speed   GPT-2 124M, with other kernels or another dtype in each row
   sizes   the memory that `lathe plan` forecasts for each model, and the largest model that fits
-          into each limit
+          into each limit. With --peer, also what PyTorch needed for two steps.
+  llama   the same for models of the kind llama, without PyTorch
   walk    Two models, with 355 million and 1.5 billion parameters. Each is trained in memory, and
           again with optimizer state (1.5 billion: also parameters) on the disk, in a control group
           of 3 or 8 GB, where the run is killed and resumed. Equal SHA-256 sums of the last weights
@@ -20,6 +21,7 @@ DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. The tables ar
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -40,6 +42,12 @@ PAGE = ROOT / "docs/benchmarks/gpt2.md"
 CONFIG = ROOT / "configs/gpt2_124m.toml"
 GROUP = Path("/sys/fs/cgroup/memory/lathe-bench-gpt2")
 SIZES = {"124M": (12, 12, 768), "355M": (24, 16, 1024), "774M": (36, 20, 1280), "1.5B": (48, 25, 1600)}
+LLAMAS = {  # layers, heads, key/value heads, width, width of the feed-forward layers, vocabulary, tied
+    "TinyLlama 1.1B": (22, 32, 4, 2048, 5632, 32000, False),
+    "Llama 3.2 1B": (16, 32, 8, 2048, 8192, 128256, True),
+    "Llama 3.2 3B": (28, 24, 8, 3072, 8192, 128256, True),
+    "Llama 2 7B": (32, 32, 32, 4096, 11008, 32000, False),
+}
 LIMITS = (4, 8, 12, 16, 20)
 
 BF16 = {"amp.dtype": "bf16"}
@@ -63,6 +71,23 @@ MEMORY = [
     ("activations on disk", {**BF16, "memory.offload": "activations"}, None),
     ("casts, blocks, in backward, on disk",
      {**CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "memory.offload": "optimizer"}, None),
+]
+BLOCKS = {"memory.recompute": "blocks"}
+SMALLEST = {**CASTS, **IN_BACKWARD, **BLOCKS}
+FIT = [  # name and keys of the rows of the tables sizes and llama
+    ("bf16, fp32 master weights", BF16),
+    ("and recomputation of blocks", {**BF16, **BLOCKS}),
+    ("and weights cast at each use", {**CASTS, **BLOCKS}),
+    ("and updates in backward", SMALLEST),
+    ("and 8-bit Adam", {**SMALLEST, "optim.kind": "adamw8bit"}),
+    ("or optimizer state on disk", {**SMALLEST, "memory.offload": "optimizer"}),
+    ("and parameters on disk", {**BF16, **IN_BACKWARD, **BLOCKS, "memory.offload": "optimizer+parameters"}),
+]
+FIT_PEER = [  # name and arguments of torch_gpt.py
+    ("PyTorch: bf16 autocast", "--dtype bf16"),
+    ("PyTorch: and recomputation of blocks", "--dtype bf16 --recompute"),
+    ("PyTorch: and updates in backward", "--dtype bf16 --recompute --in-backward"),
+    ("PyTorch: and bf16 weights only", "--dtype bf16 --recompute --in-backward --no-masters"),
 ]
 DISK = {"memory.offload": "optimizer"}
 ALL_ON_DISK = {"memory.offload": "optimizer+parameters"}
@@ -100,13 +125,17 @@ class Gpt2Bench:
         _, peak = resident([self.lathe, "train", *words], self.folder)
         return (peak * 1.048576, *figures(run, 4096))
 
-    def torch(self, words):
-        layers, heads, width = SIZES["124M"]
-        command = [self.peer, str(ROOT / "tests/bench/torch_gpt.py"), "--data", str(self.data / "train.bin"), "--batch", "4",
-                   "--layers", str(layers), "--heads", str(heads), "--dim", str(width), "--ctx", "1024", "--vocab", "50304",
-                   "--steps", str(self.steps), "--skip", "1", "--lr", "6e-4", "--min-lr", "6e-5", "--beta2", "0.95",
+    def torch(self, words, size="124M", batch=4, steps=None, limit=None):
+        """Returns what train() does, for PyTorch; infinite numbers if it needs more than `limit` GB."""
+        layers, heads, width = SIZES[size]
+        command = [self.peer, str(ROOT / "tests/bench/torch_gpt.py"), "--data", str(self.data / "train.bin"),
+                   "--batch", str(batch), "--layers", str(layers), "--heads", str(heads), "--dim", str(width),
+                   "--ctx", "1024", "--vocab", "50304", "--steps", str(steps or self.steps), "--skip", "1", "--lr", "6e-4", "--min-lr", "6e-5", "--beta2", "0.95",
                    "--warmup", "2", *words.split()]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(self.in_group(command, limit), capture_output=True, text=True)
+        if limit and done.returncode == -signal.SIGKILL:
+            return math.inf, 0, math.inf
+        done.check_returncode()
         r = json.loads(done.stdout.splitlines()[-1])
         return r["peak_rss_mb"] * 1.048576, r["tokens_per_s"], r["final_loss"]
 
@@ -126,27 +155,31 @@ class Gpt2Bench:
         return self.rows(SPEED)
 
     def sizes(self):
-        one = {"train.batch_size": 1}
-        settings = [
-            ("bf16, fp32 master weights", {**one, **BF16}),
-            ("and recomputation of blocks", {**one, **BF16, "memory.recompute": "blocks"}),
-            ("and weights cast at each use", {**one, **CASTS, "memory.recompute": "blocks"}),
-            ("and updates in backward", {**one, **CASTS, **IN_BACKWARD, "memory.recompute": "blocks"}),
-            ("and 8-bit Adam", {**one, **CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "optim.kind": "adamw8bit"}),
-            ("or optimizer state on disk",
-             {**one, **CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "memory.offload": "optimizer"}),
-        ]
-        rows = ["| GB of memory | " + " | ".join(SIZES) + " | " + " | ".join(f"in {n} GB" for n in LIMITS) + " |",
-                "|---" * (1 + len(SIZES) + len(LIMITS)) + "|"]
-        for name, keys in settings:
-            need = {}
-            for size in SIZES:
-                done = subprocess.run([self.lathe, "plan", *self.words(keys, size), "--json"], capture_output=True, text=True,
-                                      check=True)
-                need[size] = json.loads(done.stdout.splitlines()[-1])["peak_rss_mb"] * 1.048576e-3
-            largest = [max((s for s in SIZES if need[s] <= limit), key=lambda s: need[s], default="none") for limit in LIMITS]
-            rows.append(f"| {name} | " + " | ".join(f"{need[s]:.1f}" for s in SIZES) + " | " + " | ".join(largest) + " |")
+        def needed(size, keys):
+            return self.planned(self.words({"train.batch_size": 1, **keys}, size))
+
+        rows = fit_rows(SIZES, needed)
+        for name, words in FIT_PEER if self.peer else []:
+            need = {size: self.torch(words, size, batch=1, steps=2, limit=LIMITS[-1])[0] / 1e3 for size in SIZES}
+            rows.append(fit_row(name, need))
+            print(rows[-1], flush=True)
         return rows
+
+    def llama(self):
+        def needed(size, keys):
+            layers, heads, kv_heads, width, inner, vocab, tied = LLAMAS[size]
+            config = self.folder / "llama.toml"
+            config.write_text(f'[model]\nkind = "llama"\nn_layer = {layers}\nn_head = {heads}\nn_kv_head = {kv_heads}\n'
+                              f"n_embd = {width}\nn_inner = {inner}\nvocab_size = {vocab}\nblock_size = 1024\n"
+                              f"tie_weights = {str(tied).lower()}\n[train]\nbatch_size = 1\neval_interval = 0\n")
+            return self.planned([str(config), *(f"--{key}={value}" for key, value in keys.items())])
+
+        return fit_rows(LLAMAS, needed)
+
+    def planned(self, words):
+        """Returns the GB of resident memory that `lathe plan` forecasts."""
+        done = subprocess.run([self.lathe, "plan", *words, "--json"], capture_output=True, text=True, check=True)
+        return json.loads(done.stdout.splitlines()[-1])["peak_rss_mb"] * 1.048576e-3
 
     def walk(self):
         rows = ["| | limit, GB | steps | peak MB | s a step | loss of step 3 | SHA-256 of the last weights |",
@@ -200,6 +233,20 @@ class Gpt2Bench:
         return peak
 
 
+def fit_row(name, need):
+    """Returns a row with the GB that each model needs, and the largest model within each limit. `need`: by
+    model, the smallest model first."""
+    largest = [next((model for model in reversed(need) if need[model] <= limit), "none") for limit in LIMITS]
+    return f"| {name} | " + " | ".join(f"{gb:.1f}" if gb < math.inf else f"over {LIMITS[-1]}" for gb in need.values()) + " | " + " | ".join(largest) + " |"
+
+
+def fit_rows(models, needed):
+    """Returns a table with a row for each technique of FIT. needed(model, keys): its GB."""
+    rows = ["| GB of memory | " + " | ".join(models) + " | " + " | ".join(f"in {n} GB" for n in LIMITS) + " |",
+            "|---" * (1 + len(models) + len(LIMITS)) + "|"]
+    return rows + [fit_row(name, {model: needed(model, keys) for model in models}) for name, keys in FIT]
+
+
 def steps_of(metrics):
     return [json.loads(line)["step"] for line in metrics.read_text().splitlines() if line.endswith("}") and '"loss"' in line]
 
@@ -219,7 +266,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("lathe", type=Path)
     p.add_argument("data", type=Path)
-    p.add_argument("tables", nargs="*", default=["memory", "speed", "sizes", "walk"])
+    p.add_argument("tables", nargs="*", default=["memory", "speed", "sizes", "llama", "walk"])
     p.add_argument("--peer")
     p.add_argument("--folder", help="the folder for runs, on the disk to be measured (default: the folder for temporary files)")
     p.add_argument("--steps", type=int, default=10)
