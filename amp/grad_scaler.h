@@ -16,13 +16,13 @@ namespace lathe {
 
 class GradScaler {
  public:
-  /// Creates a scaler with the initial loss scale `scale`, whose state is on `device`.
+  /// Creates a scaler that begins with the loss scale `scale` and keeps its state on `device`.
   GradScaler(const ScalePolicy& policy, float scale, at::Device device);
   /// Returns the scaler for a config, or nullopt if the config has no loss scaling.
   static std::optional<GradScaler> make(const AmpConfig& config, at::Device device);
 
-  /// Returns the current loss scale, a [] float32 tensor on the device. Pass it to backward() as
-  /// the gradient of the loss. The tensor stays valid: steps update its value.
+  /// Returns the current loss scale, a zero-dimensional float32 tensor on the device. Pass it to
+  /// backward() as the gradient of the loss. Steps update the value of this tensor.
   const at::Tensor& scale() const { return scale_; }
   /// Sets the options with which Optimizer::step unscales gradients, skips a step, and updates the
   /// scale.

@@ -18,8 +18,8 @@ inline bool has(const Labels& labels, int l) {
   return std::find(labels.begin(), labels.end(), l) != labels.end();
 }
 
-/// Returns the indices that must not be summed yet: the indices of the result and of the other
-/// operands.
+/// Returns the indices that must not be summed yet: the indices of the result, `out`, and of
+/// `others`, the operands that are not part of the current sum or product.
 template <class Lists>
 Labels unsummed_labels(const Labels& out, const Lists& others) {
   Labels wanted = out;

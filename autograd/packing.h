@@ -21,7 +21,7 @@ enum class Packing : uint8_t { bf16, fp8 };
 /// Returns the packing called "bf16" or "fp8"; nullopt for any other name, such as "none".
 std::optional<Packing> packing_of(std::string_view name);
 
-/// An activation in fewer bytes. unpacked() is contiguous.
+/// An activation in fewer bytes. The tensor that unpacked() returns is contiguous.
 struct RoundedTensor final : PackedTensor {
   explicit RoundedTensor(at::ScalarType dtype) : dtype(dtype) {}
   at::Tensor unpacked() const override;
@@ -33,18 +33,20 @@ struct RoundedTensor final : PackedTensor {
 
 /// Makes the ops of this thread keep their activations packed, until destroyed. Packing::bf16 packs
 /// float32 tensors in bfloat16. Packing::fp8 packs float32, bfloat16 and float16 tensors in fp8,
-/// with a scale for each row. A row spans the fewest last dims that together have at least 64
-/// elements. In fp8, a row with a value that is not finite becomes NaN. An activation that several
-/// ops keep is packed once.
+/// with a scale for each row. A row is the last dim or, if that has fewer than 64 elements, as many
+/// of the last dims as are needed to reach 64 elements. In fp8, all of a row becomes NaN if one of
+/// its values is not finite. An activation that several ops keep is packed once.
 ///
-/// While this object exists, the thread's CPU allocations are counted as activations, except in a
-/// MemoryScope of another category. Other CPU tensors are not packed: neither tensors that were
-/// made before, such as the model and the data, nor tensors of other scopes. GPU memory has no
-/// category. On a GPU, an input of an op is not packed if it needs no gradient or is a cast of a
-/// parameter. On all devices, the following are not packed: parameters, integers, statistics such
-/// as those of a norm, tensors with fewer than `least` elements, the tensors that ops with
-/// OpInfo::exact and the losses of autograd/ops/losses.h save, and all tensors that a Recomputation
-/// records or restores.
+/// On the CPU, a tensor is packed only if its memory has the category Memory::activations. While
+/// this object exists, all CPU memory that the thread allocates has this category, except in a
+/// MemoryScope of another category. Tensors that were made before, such as the model and the data,
+/// are therefore not packed. GPU memory has no category. On a GPU, an input of an op is not packed
+/// if it needs no gradient or is a cast of a parameter.
+///
+/// On all devices, the following are not packed: parameters; integers; statistics such as those of
+/// a norm; tensors with fewer than `least` elements; expanded tensors, whose elements share memory;
+/// tensors that are saved by ops with OpInfo::exact or by the losses of autograd/ops/losses.h; and
+/// all tensors that a Recomputation records or restores.
 class PackSaved final : public ModeGuard, public SavedPacker {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.
@@ -52,8 +54,8 @@ class PackSaved final : public ModeGuard, public SavedPacker {
   std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) override;
   bool is_exact() const override { return false; }
   /// Returns the number of packed tensors that this object remembers, including expired entries
-  /// that are not removed yet. The number is at most 1,024 or, if that is more, twice the number of
-  /// entries that the last removal left.
+  /// that are not removed yet. The number is at most 1,024 or twice the number of entries that the
+  /// last removal left, whichever is larger.
   size_t remembered() const { return known_.size(); }
 
  private:

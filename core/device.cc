@@ -167,8 +167,8 @@ int startable_threads(int wanted) {
   all_started.count_down();
   for (std::thread& thread : started) thread.join();
 
-  // The system still counts a thread for a moment after the thread has ended, so wait until it no
-  // longer does.
+  // The system still counts a thread for a moment after the thread has ended, so wait until the
+  // count has dropped.
   for (int i = 0; i < 1000 && running() > before; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return static_cast<int>(started.size());
@@ -207,8 +207,8 @@ void set_up_default_threads() {
 void configure_backend(const std::string& device, int threads, bool tf32) {
   check_threads(threads);
 
-  // ATen keeps the threads that it has started, so only a larger number than before has to be
-  // tested.
+  // ATen keeps the threads that it has started, so test a number of threads only if it is larger
+  // than all previous numbers.
   static int started = 1;
   if (threads > started) {
     const int wanted = pool_threads(threads), startable = startable_threads(wanted);

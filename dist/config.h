@@ -10,10 +10,10 @@
 namespace lathe {
 
 struct DistConfig {
-  LATHE_FIELD(
-      double, timeout, 300.0,
-      "Number of seconds after which a process that does not answer ends the run with exit code 7.",
-      between(1, 86400))
+  LATHE_FIELD(double, timeout, 300.0,
+              "Seconds to wait for an answer of another process. If none arrives, the run ends "
+              "with exit code 7.",
+              between(1, 86400))
   LATHE_FIELD(double, bucket_mb, 25.0,
               "Megabytes of gradients that are exchanged together. Does not change the bits of the "
               "results.",
@@ -57,7 +57,7 @@ struct DistConfig {
       "the bits of the results, unless the embedding is tied to the head.",
       between(1, 1024))
   LATHE_FIELD(int64_t, virtual_stages, 1,
-              "Number of parts of the model's blocks that each stage of a pipeline has "
+              "Number of separate groups of blocks that each stage of a pipeline has "
               "(interleaved pipeline). Above 1, stages wait less at the beginning and at the end "
               "of a step, send proportionally more activations, and evaluate one batch at a time. "
               "dist.pipeline must then divide the number of micro-batches of each process. Does "
@@ -73,7 +73,7 @@ struct DistConfig {
       "each process is a power of two.",
       one_of({"none", "optimizer", "gradients", "parameters"}))
 
-  /// Returns the sizes of the grid that several processes form.
+  /// Returns the sizes of the grid of processes. A run of one process ignores them.
   GridSizes grid() const {
     return {.pipeline = static_cast<int>(pipeline),
             .context = static_cast<int>(context),

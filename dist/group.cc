@@ -78,7 +78,7 @@ std::string own_address(const Placement& p) {
 
 using Work = c10::intrusive_ptr<c10d::Work>;
 
-/// Starts Group::all_to_all() on c10d.
+/// Starts the exchange of Group::all_to_all() with c10d.
 Work start_all_to_all(c10d::Backend& group, at::Tensor& out, at::Tensor& in,
                       std::span<const int64_t> cuts) {
   const auto rank = static_cast<size_t>(group.getRank());
@@ -96,7 +96,8 @@ std::vector<int64_t> sizes_of_all(int64_t ranks, const at::Tensor& mine) {
   return sizes;
 }
 
-/// Starts Group::gather() on c10d. Makes `all` the tensor that receives the result.
+/// Starts the exchange of Group::gather() with c10d. Makes `all` the tensor that receives the
+/// result.
 Work start_gather(c10d::Backend& group, const at::Tensor& mine, at::Tensor& all) {
   all = at::empty(sizes_of_all(group.getSize(), mine), mine.options());
   at::Tensor flat = all.view({-1}), input = mine.view({-1});
@@ -157,7 +158,8 @@ class GlooGroup final : public Group {
  private:
   using Works = std::vector<Work>;
 
-  /// Returns the tag of the next tensor between two ranks. Tags of collectives are smaller.
+  /// Returns the tag of the next tensor that is sent to, or received from, a rank. `count` counts
+  /// these tensors. Tags of collectives are smaller.
   static int next_tag(int& count) {
     const int tag = 0x40000000 | count;
     count = (count + 1) & 0x3fffffff;
@@ -191,7 +193,8 @@ class GlooGroup final : public Group {
   std::map<int, int> sent_, received_;  // number of tensors sent to and received from each rank
 };
 
-/// Exchanges GPU tensors through the memory of the host, and passes CPU tensors to `host`.
+/// Exchanges GPU tensors by copying them to the CPU. `host` is a group for CPU tensors, which
+/// exchanges these copies and the tensors that are already on the CPU.
 class HostGroup : public Group {
  public:
   HostGroup(std::unique_ptr<Group> host, int rank) : Group(rank), host_(std::move(host)) {}
@@ -315,7 +318,7 @@ class NcclGroup final : public HostGroup {
   double timeout_;
 };
 
-/// Counts the bytes that would be sent.
+/// A group for dry runs. Sends nothing, and counts the bytes that it would send.
 class DryGroup final : public Group {
  public:
   DryGroup(int ranks, int rank) : Group(rank), ranks_(ranks) {}

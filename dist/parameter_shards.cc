@@ -123,7 +123,9 @@ void ParameterShards::gather_ahead(int64_t block) {
     // Use one core here, because the block that runs needs the other cores. On a GPU, both threads
     // use one stream, so gathering runs between the kernels of blocks and does not overlap with
     // them.
-    at::get_num_threads();  // The first call in a thread sets OpenMP's number, so call it first.
+    // The first call of at::get_num_threads() in a thread sets OpenMP's number of threads, so make
+    // this call before omp_set_num_threads().
+    at::get_num_threads();
     omp_set_num_threads(1);
     gather(block, /*for_all_uses=*/false);
   });
@@ -156,7 +158,7 @@ void ParameterShards::begin(size_t block, bool is_recomputed) {
   if (!is_sharded() || gathered_ > 0) return;
   const auto number = static_cast<int64_t>(block);
   finish_ahead();
-  // The backward pass of the block that was recomputed previously has ended.
+  // By now, the backward pass of the last recomputed block has ended.
   if (is_recomputed) free_blocks_except(number);
   const auto place = blocks_.find(number);
   if (place == blocks_.end()) return;

@@ -1,4 +1,5 @@
-// Declares the store where the processes of a run meet, which is c10d's TCPStore.
+// Declares the key-value store through which the processes of a run find each other. The store is
+// c10d's TCPStore.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -16,7 +17,8 @@ class Store;
 
 namespace lathe {
 
-/// The key-value store where processes meet, and through which they report on themselves.
+/// A connection to the store. Each process also stores its own state there, so that the other
+/// processes can read it.
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;

@@ -11,7 +11,7 @@ ForwardHook::ForwardHook(const ModuleRef& model, std::string_view pattern, Funct
     if (matches(pattern, path)) paths_.emplace(std::pair(module, type), path);
   }});
   model.visit(visit);
-  LATHE_CHECK(!paths_.empty(), "ForwardHook: no module is called ", pattern);
+  LATHE_CHECK(!paths_.empty(), "ForwardHook: no module has a path that matches ", pattern);
   mode().forward_hooks = this;
 }
 

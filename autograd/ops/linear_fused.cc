@@ -40,8 +40,8 @@ struct LinearGelu {
     before = u;
     return y;
   }
-  // In a low precision, `before` is rounded, but forward computed y from the unrounded values, so
-  // result() would give other bits than forward.
+  // In low precision, `before` holds rounded values, but forward() computes y from the unrounded
+  // values, so result() would not return the bits that forward() returned.
   bool has_result() const {
     return before.defined() && before.data().is_cpu() && before.data().scalar_type() == at::kFloat;
   }
@@ -90,7 +90,8 @@ struct LinearGelu {
   static Flops needed(Flops both, Needs<3> needs) { return needed_flops(both, needs); }
 };
 
-// The two linear layers of a SwiGLU and their product. Used only where kernels exist for this op.
+// The two linear layers of a SwiGLU and the product of their outputs. Used only where kernels exist
+// for this op.
 struct LinearSwiglu {
   static constexpr OpInfo info{.name = "linear_swiglu", .amp = Amp::low};
   at::ScalarType gate_grad = at::kFloat, up_grad = at::kFloat;
@@ -102,7 +103,7 @@ struct LinearSwiglu {
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& gate_, const at::Tensor& up_) {
     check_linear(x_, gate_, {});
     check_linear(x_, up_, {});
-    LATHE_CHECK(gate_.sizes() == up_.sizes(), "gate and up must have one shape");
+    LATHE_CHECK(gate_.sizes() == up_.sizes(), "gate and up must have the same shape");
     x = x_;
     gate = gate_;
     up = up_;

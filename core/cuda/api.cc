@@ -53,9 +53,9 @@ std::string device_id() {
   return id;
 }
 
-/// Returns the dense bfloat16 FLOP/s with float32 accumulation, from NVIDIA's data sheets. If there
-/// is an SXM variant of the GPU, returns the FLOP/s of that variant. Returns 0 for a GPU that is
-/// not in the table.
+/// Returns the dense bfloat16 FLOP/s with float32 accumulation, from NVIDIA's data sheets. If
+/// several variants of a GPU share an entry of the table, the entry is for the SXM variant. Returns
+/// 0 for a GPU that is not in the table.
 double peak_bf16_flops() {
   const std::string name = device_name();
   struct KnownGpu {
@@ -73,7 +73,8 @@ double peak_bf16_flops() {
 
 void synchronize_device() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
-/// Returns the statistics of ATen's allocator. They are empty before CUDA is initialized.
+/// Returns the statistics of ATen's allocator. Initializes CUDA first, since the statistics are
+/// empty before that.
 c10::CachingDeviceAllocator::DeviceStats allocator_stats() {
   at::globalContext().lazyInitDevice(at::kCUDA);
   return c10::cuda::CUDACachingAllocator::getDeviceStats(0);

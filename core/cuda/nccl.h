@@ -5,8 +5,8 @@
 
 namespace lathe {
 
-/// Holds the value of CudaApi::make_nccl: a function; null if the build did not find the header of
-/// the NCCL version that LibTorch uses.
+/// Holds the function for CudaApi::make_nccl; null if the build did not find the header of the NCCL
+/// version that LibTorch uses.
 extern decltype(CudaApi::make_nccl) const nccl_maker;
 
 }  // namespace lathe

@@ -23,8 +23,8 @@ void swiglu_product(const void* a, const void* b, void* y, Element type, int64_t
 /// apart, and rows of dy are h elements apart.
 void swiglu_backward(const void* a, const void* b, const void* dy, void* da, void* db, Element type,
                      int64_t rows, int64_t h, int64_t stride);
-/// Returns whether the kernels of swiglu.cuh support matrices of these sizes. Rows and `stride`
-/// must consist of complete packs of 16 bytes, and a matrix of at most 2^31 - 1 packs.
+/// Returns whether the kernels of swiglu.cuh support matrices of these sizes. h and `stride` must
+/// be multiples of a pack of 16 bytes, and a matrix must have at most 2^31 - 1 packs.
 inline bool swiglu_on_gpu(Element type, int64_t rows, int64_t h, int64_t stride) {
   const int64_t pack = 16 / bytes_of(type);
   return type != Element::f64 && h > 0 && h % pack == 0 && stride % pack == 0 &&

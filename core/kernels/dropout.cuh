@@ -7,8 +7,8 @@
 
 namespace lathe {
 
-/// Sets y[i] = dropped(i) ? 0 : x[i] * scale for 0 <= i < n. x and y are contiguous and in device
-/// memory.
+/// For 0 <= i < n, sets y[i] to 0 if the mask drops element i, and to x[i] * mask.scale otherwise.
+/// x and y are contiguous and in device memory.
 cudaError_t dropout_cuda(const void* x, void* y, int64_t n, Element type, DropoutMask mask,
                          cudaStream_t stream);
 

@@ -151,7 +151,7 @@ void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
   for (float* total : {dweight, dbias}) {
     if (total == nullptr) continue;
     const int64_t offset = total == dweight ? 0 : n.columns;
-    // Threads divide the columns among them. Each column is summed in a fixed order.
+    // Each thread sums some of the columns, and each column is summed in a fixed order.
     parallel_for(0, n.columns, divide_up(1 << 13, blocks), [&](int64_t begin, int64_t end) {
       std::fill(total + begin, total + end, 0.0f);
       for (int64_t i = 0; i < blocks; ++i) {

@@ -50,8 +50,8 @@ class Scratch {
   c10::DataPtr data_;
 };
 
-/// Divides a thread's memory into arrays that begin at cache lines. First use a Carver with a null
-/// base, which only computes the size of the memory.
+/// Divides a thread's memory into arrays that begin at cache lines. To compute the size of the
+/// memory before it is allocated, use a Carver with a null base.
 class Carver {
  public:
   explicit Carver(char* base) : base_(base) {}

@@ -67,7 +67,7 @@ void with_reader(ArrayType type, F&& f) {
   }
 }
 
-/// An array in a file.
+/// An array of examples in a file.
 class ExampleArray {
  public:
   /// Opens a .npy file, or the tensor called `tensor` in a .safetensors file. If `tensor` is empty,

@@ -141,7 +141,7 @@ ArrayType type_of(const std::string& descr, const std::string& file) {
     }
     if (order == '<' || order == '|' || order == '=' || order == '>') return t.type;
   }
-  fail(Exit::data, file, ": elements of type \"", descr.substr(0, 100),
+  fail(Exit::data, file, " has elements of type \"", descr.substr(0, 100),
        "\", which this build does not read; it reads f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 and b1, "
        "little-endian");
 }
@@ -184,7 +184,8 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
   header.parse();
   type_ = type_of(*header.descr, name);
   sizes_ = *header.shape;
-  // Examples must be contiguous. An array of one dimension is the same in both orders.
+  // Examples must be contiguous. An array of one dimension is the same in C order and in Fortran
+  // order.
   if (*header.fortran && sizes_.size() > 1)
     fail(Exit::data, name, " is in Fortran order; save it with numpy.ascontiguousarray(a)");
 

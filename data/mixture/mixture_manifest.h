@@ -13,11 +13,11 @@ namespace lathe {
 /// One source of a mixture.
 struct MixturePart {
   std::string name;   ///< name of the source and of its folder: letters, digits, - and _
-  double weight = 1;  ///< share of the windows relative to the other weights; above 0
+  double weight = 1;  ///< above 0; weight / sum of all weights is the source's share of windows
 };
 
 /// Throws an error with exit code `code` if there is no source, a name is invalid or occurs twice,
-/// or a weight is not above 0 or exceeds 1e100. The error message begins with `where`.
+/// or a weight is not in (0, 1e100]. The error message begins with `where`.
 void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code);
 /// Reads a value of data.mix, such as "web:0.7,code:0.3". Throws Exit::usage if the value is
 /// invalid.

@@ -23,7 +23,7 @@ class Writer {
   Writer(const DocumentOptions& o, BPE::Encoder* encoder, std::vector<int32_t>& ids)
       : tokenizer_(o.tokenizer), encoder_(encoder), ids_(ids) {}
 
-  /// Appends a text; `begins` is whether it is at the beginning of its document.
+  /// Appends a text. `begins`: whether its document begins with it.
   void text(std::string_view text, bool begins = true) {
     if (encoder_ != nullptr) return encoder_->encode(text, ids_, SpecialText::text, begins);
     for (const char c : text) ids_.push_back(static_cast<unsigned char>(c));
@@ -57,7 +57,7 @@ class Writer {
       return chat_->append_marked(c.messages, *encoder_, ids_, prompt);
     }
     const size_t begin = ids_.size();
-    // Generation also puts this token before a prompt.
+    // Begin with the token that generation also puts before a prompt.
     if (encoder_ != nullptr && tokenizer_.prompt_begin() >= 0)
       ids_.push_back(tokenizer_.prompt_begin());
     text(c.messages[0].text);
@@ -147,8 +147,8 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
     }
 
     d.bytes = text.size();
-    // Only complete documents have a length and a digest. PartReader does not cut documents if an
-    // option needs them.
+    // Filter and digest only complete documents. If an option needs this, PartReader does not cut
+    // documents.
     if (d.begins && d.ends) {
       d.result = filter_result_of(text, o);
       d.digest = digest(text);

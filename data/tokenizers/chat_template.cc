@@ -17,7 +17,8 @@ int64_t special(const BPE* bpe, const char* text) {
 ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
                            const std::string& what_to_do)
     : bpe_(tokenizer.bpe()) {
-  // Each part of a conversation follows a special token, so none is the first part of a text.
+  // A tokenizer with `first_without` puts a space only before the first part of a text. Here, each
+  // part follows a special token, so no part is the first.
   if (bpe_ != nullptr)
     may_prepend_space_ = bpe_->definition().space_before != SpaceBefore::first_without;
   const TokenizerSettings& settings = tokenizer.settings();
@@ -159,7 +160,7 @@ void set_chat_template(Tokenizer& tokenizer, const std::string& choice) {
   s.from_template_file = false;
   if (!is_utf8(s.chat_template)) fail(Exit::usage, choice, " is not UTF-8");
 
-  // If there is no tokenizer_config.json, use the tokens with the usual names.
+  // If there is no tokenizer_config.json, use the tokens that usually begin and end a text.
   const auto& tokens = tokenizer.bpe()->definition().tokens;
   const auto name = [&](int32_t id) { return id < 0 ? "" : tokens[static_cast<size_t>(id)]; };
   if (!s.has_special_tokens) {

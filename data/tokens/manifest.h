@@ -26,7 +26,7 @@ struct DataManifest {
   std::vector<ShardInfo> train, val;
   Json documents{};  ///< statistics of the preparation of documents; null for plain text
   /// Instruction and preference data: ids are uint32, and ids that do not count toward the loss,
-  /// such as ids of prompts, have the bit token_mark.
+  /// such as token ids of prompts, have the bit token_mark.
   bool marked = false;
   /// Preference data: each pair is two rows, first the prompt with the chosen answer, then the
   /// prompt with the rejected answer. The first id of each row has the bit token_begin.

@@ -27,7 +27,7 @@ void check_format(const FloatFormat& f) {
   CHECK(f.infinities == Limits::has_infinity);
 }
 
-TEST_CASE("the numbers of float formats agree with their C++ types", "[describe_tensor]") {
+TEST_CASE("the numbers of float formats agree with their C++ types", "[tensor_facts]") {
   const auto& all = float_formats();
   const auto of = [&](const std::string& name) {
     return *std::find_if(all.begin(), all.end(),
@@ -67,7 +67,7 @@ TEST_CASE("the numbers of float formats agree with their C++ types", "[describe_
 }
 
 TEST_CASE("a tensor's facts: dtype, shape, strides, storage, what it is a view of",
-          "[describe_tensor]") {
+          "[tensor_facts]") {
   const Variable w = Variable::parameter(torch::zeros({2, 3}), "w");
   CHECK(describe_tensor(w) ==
         "float32[2,3], strides [3,1], contiguous, elements 0 to 5 of a storage of 24 bytes on cpu "

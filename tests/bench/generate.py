@@ -5,8 +5,9 @@ usage: generate.py LATHE [--kind gpt|llama] [--rounds 3] [--context 512] [--toke
 
 Trains GPT-2's smallest model (or a Llama of its size) for one step, loads its weights into
 transformers, and checks that Lathe and transformers continue a prompt with the same tokens. Then
-prints a table of prefill and decode at batch 1. Lathe and transformers run in turn, and the table
-has the medians of the rounds. Exits with 77 without torch, transformers or safetensors.
+prints a table of the speeds of prefill and decode with batch size 1. Lathe and transformers run in
+turn, and the table has the medians of the rounds. Exits with 77 if torch, transformers or
+safetensors is missing.
 """
 import argparse
 import json

@@ -1,4 +1,5 @@
-// Tests the order of sums of core/tree_sum.h, with strings that record it.
+// Tests the order in which core/tree_sum.h adds values. The values are strings, and their sum
+// records the order.
 #include "core/tree_sum.h"
 
 #include <string>

@@ -55,7 +55,7 @@ TEST_CASE("a batch is not changed until the next one is requested, and a reused 
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // workers fill other buffers
     CHECK(b.inputs.equal(now));
     const auto version = b.inputs._version();
-    for (int64_t n = 0; n <= c.prefetch; ++n) loader.next();  // once around the ring of buffers
+    for (int64_t n = 0; n <= c.prefetch; ++n) loader.next();  // until b's buffer is filled again
     CHECK(b.inputs._version() > version);
   }
 }
@@ -123,7 +123,7 @@ TEST_CASE("stops and the number of workers do not change the windows of several 
     return static_cast<int64_t>((x = x * 1664525u + 1013904223u) / 65536) % below;
   };
 
-  // The loader of each stop continues from the previous one.
+  // After each stop, a new loader continues from the batch at which the previous loader stopped.
   for (int64_t workers = 0; workers <= 8; ++workers) {
     std::set<int64_t> stops{batches};
     while (stops.size() < 21) stops.insert(1 + random(batches - 1));
@@ -145,8 +145,8 @@ TEST_CASE("stops and the number of workers do not change the windows of several 
   }
 }
 
-/// Writes a data folder of one split; returns a manifest as earlier builds wrote it, without a
-/// checksum of the manifest.
+/// Writes a data folder with one split and no manifest.json. Returns a manifest of it with the
+/// checksum of the shard.
 DataManifest with_manifest(const fs::path& folder, const std::string& bytes) {
   write_file(folder / "train.bin", bytes);
   DataManifest m;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Installs Lathe into a temporary folder, builds each folder of examples/ against the installed
 package, outside of the source tree, and runs the programs: package.py BUILD_FOLDER LIBTORCH
-[EXAMPLE ...]. Without the installed package, CMake must fail to configure them."""
+[EXAMPLE ...]. Without the installed package, CMake must fail to configure the examples."""
 import csv
 import json
 import math
@@ -48,7 +48,7 @@ def try_own_model(binary, folder):
     run(*train, "--train.out_dir=whole", "--train.steps=200", cwd=folder)
     last = json.loads(run(binary, "eval", "whole", cwd=folder).splitlines()[-1])
     assert last["accuracy"] > 0.9, last
-    for steps in [90, 200]:  # a run in two parts must be bitwise equal
+    for steps in [90, 200]:  # a run in two parts must be bitwise equal to a run in one part
         run(*train, "--train.out_dir=parts", f"--train.steps={steps}", cwd=folder)
     model = "checkpoints/step-00000200/model.safetensors"
     assert (folder / "whole" / model).read_bytes() == (folder / "parts" / model).read_bytes()
@@ -77,10 +77,10 @@ def try_own_task(binary, folder):
     train = [binary, "train", config, "--data.dir=load", "--train.eval_interval=0", "--train.threads=1"]
     run(*train, "--train.out_dir=series", cwd=folder)
     last = json.loads(run(binary, "eval", "series", cwd=folder).splitlines()[-1])
-    # The 10% and 90% quantiles of the noise are -0.128 and 0.128. The pinball losses of these and of the median add up
-    # to 0.1 (0.1755 + 0.3989 + 0.1755) = 0.075.
+    # The 10% and 90% quantiles of the noise are -0.128 and 0.128. The pinball losses of these two
+    # quantiles and of the median add up to 0.1 (0.1755 + 0.3989 + 0.1755) = 0.075.
     assert 0.07 < last["pinball"] < 0.1 and 0.65 < last["within_80"] < 0.92, last
-    for steps in [150, 400]:  # a run in two parts must be bitwise equal
+    for steps in [150, 400]:  # a run in two parts must be bitwise equal to a run in one part
         run(*train, "--train.out_dir=series-parts", f"--train.steps={steps}", "--schedule.kind=constant", cwd=folder)
     model = "checkpoints/step-00000400/model.safetensors"
     run(*train, "--train.out_dir=series-whole", "--schedule.kind=constant", cwd=folder)
@@ -97,8 +97,9 @@ def try_own_task(binary, folder):
     run(*train, *four, "--train.out_dir=series-other", "--train.steps=60", "--train.seed=2", cwd=folder)
     # Another seed must give other weights.
     assert (folder / "series-alone" / model).read_bytes() != (folder / "series-other" / model).read_bytes()
-    # The transform sets parameters to zero. A head of zeros predicts zero, so the loss depends only
-    # on the series. The second run starts from random values.
+    # The example's transform sets the parameters that start.zero matches to zero. A head of zeros
+    # predicts zero, so the loss of the first run depends only on the series. The second run starts
+    # from random values.
     for name, zero in [("zero", "head.*"), ("random", "")]:
         run(*train, f"--train.out_dir={name}", "--train.steps=1", "--optim.lr=1e-9", f"--start.zero={zero}", cwd=folder)
     losses = [json.loads(run(binary, "eval", name, cwd=folder).splitlines()[-1])["pinball"] for name in ["zero", "random"]]
@@ -106,7 +107,8 @@ def try_own_task(binary, folder):
 
 
 def check_shipped_files(prefix, folder):
-    """Checks the installed man page, completions, configs and docs, and texts that name them."""
+    """Checks the installed man page, completions, configs and docs. Help and errors must contain
+    the paths of installed configs."""
     share = prefix / "share"
     assert "\n.B lathe train" in (share / "man/man1/lathe.1").read_text()
     for file in ["bash-completion/completions/lathe", "zsh/site-functions/_lathe", "fish/vendor_completions.d/lathe.fish"]:

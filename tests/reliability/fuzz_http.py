@@ -5,8 +5,9 @@ OpenAI's form, answer correct requests in between, and stop with exit code 0. It
 by less than 24 MiB.
 
 A body is malformed if Python's json refuses it, if it is not a request at all, or if a field of a
-correct request has an invalid value. Correct bodies must get status 200, and the check
-for malformed bodies must fail for a correct body.
+correct request has an invalid value. Correct bodies must get status 200. To show that the check
+for malformed bodies notices a fault, the script also applies it to a correct body, for which it
+must fail.
 
 usage: fuzz_http.py LATHE [BODIES [SEED]]
 """
@@ -131,7 +132,7 @@ class Connection:
         self.port, self.socket, self.opened = port, None, 0
 
     def post(self, path, body):
-        """Returns the status and the body of an answer."""
+        """Sends a request, and returns the status and the body of the answer."""
         if self.socket is None:
             self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
             self.opened += 1

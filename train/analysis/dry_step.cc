@@ -41,8 +41,8 @@ double update_share_of(const Session& s) {
   return static_cast<double>(owned) / static_cast<double>(all) / world().tensor().size;
 }
 
-/// Returns the bytes that this process has sent for tensor, context and pipeline parallelism to the
-/// other processes of its replica.
+/// Returns the bytes that this process has sent to the other processes of its replica, for tensor,
+/// context and pipeline parallelism.
 int64_t sent_within_replica() {
   int64_t bytes = 0;
   if (world().tensor().size > 1) bytes += world().layers().bytes_sent();
@@ -51,8 +51,8 @@ int64_t sent_within_replica() {
   return bytes;
 }
 
-/// Adds the sizes of the files that memory.offload uses. Also gathers the optimizer state as a save
-/// does, so that the dry run counts the memory of a save.
+/// Adds the sizes of the files that memory.offload uses. Also gathers sharded optimizer state as a
+/// save does, so that the dry run counts the memory that a save needs.
 void add_offload(DryStep& result, const Session& s) {
   if (const StateOffload* offload = s.optimizer.offload()) {
     result.scratch_bytes = offload->file_bytes();
@@ -91,7 +91,7 @@ void add_facts(DryStep& result, const Session& s) {
   });
 }
 
-/// Runs the evaluation of one batch.
+/// Evaluates one batch.
 void evaluate_batch(const Session& s, DummyLoader& batches) {
   const ForwardPasses passes(s);
   const Autocast autocast(s.compute);
@@ -102,8 +102,9 @@ void evaluate_batch(const Session& s, DummyLoader& batches) {
   }
 }
 
-/// Allocates the memory that samples, histograms and layer statistics need: gathers sharded
-/// parameters and, for histograms and layer statistics, runs a step that keeps its gradients.
+/// Allocates the memory that samples, histograms and layer statistics need. For this, gathers
+/// sharded parameters. For histograms and layer statistics, also runs a step that keeps its
+/// gradients.
 void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& batches) {
   const bool collects = given.log.layers > 0 || given.log.histograms > 0;
   if (!collects && given.train.sample_interval == 0) return;
@@ -134,9 +135,10 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.made = memory_stats();
   result.unit = data.task->unit();
 
-  // FLOPs are those of the second step, and the peaks are those of both steps. The partial sums of
-  // gradients that a step keeps grow with the logarithm of the number of micro-batches, so 64
-  // micro-batches are enough to estimate the memory of a step with more.
+  // FLOPs are those of the second step, and the peaks are those of both steps. The number of
+  // partial sums of gradients that a step keeps grows with the logarithm of the number of
+  // micro-batches. 64 micro-batches are therefore enough to estimate the memory of a step with more
+  // micro-batches.
   constexpr int64_t most = 64;
   const int64_t least = s.stage && s.stage->parts() > 1 ? sizes.pipeline : 1;
   const int64_t all = s.config.train.grad_accum;
@@ -208,7 +210,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
     processes.push_back(dry_step_of_stage(given, data, ranks, stage, between));
     whole.forward += processes.back().micro_batch.forward;
     whole.backward += processes.back().micro_batch.backward;
-    // If the optimizer updates only whole tensors, one process may own many more elements than
+    // If the optimizer updates only complete tensors, one process may own many more elements than
     // another process.
     if (const int largest = processes.back().largest_owner; largest > 0)
       processes.push_back(dry_step_of_stage(given, data, ranks, stage, received, largest));

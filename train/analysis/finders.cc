@@ -72,7 +72,8 @@ void read_range(RangeTest& t) {
     }
   }
 
-  // A rise of less than 10% of the fall before it, or of less than 0.1% of the loss, may be noise.
+  // A rise after the lowest loss may be noise if it is less than 10% of the fall before it, or less
+  // than 0.1% of the lowest loss.
   if (least != t.loss.end()) {
     const double rise = *std::max_element(least, t.loss.end()) - *least;
     const double noise = 0.1 * std::max(t.loss.front() - *least, 0.01 * std::fabs(*least));
@@ -80,7 +81,8 @@ void read_range(RangeTest& t) {
       t.lowest = t.lr[static_cast<size_t>(least - t.loss.begin())];
   }
 
-  // A loss that falls again after a rise has not diverged there.
+  // Search only from the lowest loss on: a loss that rose before it, and then fell again, has not
+  // diverged.
   for (auto i = least; i != t.loss.end() && t.diverged == 0; ++i) {
     if (*i > 1.1 * t.loss.front()) t.diverged = t.lr[static_cast<size_t>(i - t.loss.begin())];
   }

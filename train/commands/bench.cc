@@ -34,7 +34,7 @@ struct BenchResult {
   double gpu_mb = 0;          ///< peak memory of tensors on the GPU, in MB
   int64_t parameters = 0;
 };
-/// Trains train.steps steps without evaluations, checkpoints and a run folder. The times exclude
+/// Trains train.steps steps without evaluations, checkpoints or a run folder. The times exclude
 /// the first `skip` steps.
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   const RunData data = open_for_benchmark(std::move(loaded));

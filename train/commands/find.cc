@@ -58,7 +58,7 @@ Exit find_lr(const Arguments& a) {
   if (test.diverged > 0) std::cout << ", and it diverges at " << short_number(test.diverged, 3);
   std::cout << "\n";
 
-  // The last line is for programs.
+  // Programs that read the output parse the last line, which is JSON.
   std::cout << json_text(Json{{"lr", test.steepest},
                               {"lowest_at", test.lowest > 0 ? Json(test.lowest) : Json()},
                               {"diverges_at", test.diverged > 0 ? Json(test.diverged) : Json()},
@@ -94,7 +94,7 @@ LoadedConfig with_batch(LoadedConfig loaded, int64_t batch) {
 
 /// Returns the largest size of a micro-batch, up to `most`, that the config and the data accept.
 /// For example, a task with pairs accepts only even sizes, and fp8 only multiples of 16 tokens.
-/// Tries 64 sizes, and returns 0 if it accepts none of them.
+/// Tries the 64 largest sizes, and returns 0 if none of them is accepted.
 int64_t accepted_batch(const LoadedConfig& loaded, const RunData& data, int64_t most) {
   constexpr int64_t tries = 64;
   for (int64_t batch = most; batch > std::max<int64_t>(0, most - tries); --batch) {
@@ -139,9 +139,9 @@ std::function<int64_t(int64_t)> memory_of_batch(const LoadedConfig& loaded, cons
   return line();
 }
 
-/// Returns the smallest micro-batch that the config and the data accept. On a CPU, also makes a dry
-/// run with it, and returns twice its size if that fails, because batch norm may need two examples.
-/// On a GPU, does not try it.
+/// Returns the size of the smallest micro-batch that the config and the data accept. On a CPU, also
+/// makes a dry run with this size, and returns twice the size if the dry run fails, because batch
+/// norm may need two examples.
 int64_t smallest_batch(const LoadedConfig& loaded, const RunData& data, bool is_gpu) {
   int64_t batch = 1;
   while (batch < 64 && accepted_batch(loaded, data, batch) != batch) ++batch;
@@ -164,8 +164,8 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
                       const std::function<int64_t(int64_t)>& accepted, int64_t least,
                       int64_t bytes) {
   int64_t best = 0;
-  // If no accepted size is above the best size and at most `most`, a larger size may still fit, so
-  // return true to continue upwards.
+  // Returns whether the largest accepted size up to `most` fits. If it fits, it becomes `best`.
+  // Sizes up to `best` are known to fit.
   const auto fits = [&](int64_t most) {
     const int64_t batch = accepted(most);
     if (batch <= best && best > 0) return true;
@@ -184,8 +184,8 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
     const int64_t middle = low + (high - low) / 2;
     (fits(middle) ? low : high) = middle;
   }
-  // Kernels allocate their buffers in steps, so a micro-batch can need less memory than a smaller
-  // micro-batch that does not fit. Try sizes that are up to 12% larger.
+  // The buffers of kernels do not always grow with the micro-batch, so a larger micro-batch may fit
+  // although a smaller one does not. Try sizes that are up to 12% larger.
   for (int64_t percent = 12; percent > 0; --percent) {
     const int64_t larger = std::min(low + low * percent / 100, most_batch);
     if (larger > low && fits(larger)) break;
@@ -216,8 +216,8 @@ class MeasuredSteps {
     // would not have them.
     reset_peak_rss();
     const int64_t now = peak_rss_bytes();
-    // If the system does not allow resetting the peak, it is still the peak of the last
-    // measurement.
+    // If the system does not allow the process to reset the peak, `now` is still the peak of the
+    // last measurement.
     const bool is_reset = now != last_peak_;
     const int64_t kept = is_reset ? std::max<int64_t>(0, now - at_first_.value_or(now)) : 0;
     at_first_ = at_first_.value_or(now);
@@ -321,29 +321,27 @@ Exit run_find(const Arguments& a) {
 }  // namespace
 
 Command finder_command() {
-  return {
-      .name = "find",
-      .usage = "lr|batch CONFIG [--section.key=value ...]",
-      .doc =
-          "Find a learning rate by a range test, or the largest micro-batch that fits into "
-          "memory; the last line of the output is JSON.",
-      .examples = {"find lr configs/shakespeare_char_cpu.toml --from 1e-5 --to 0.3",
-                   "find batch configs/quickstart.toml --memory 2GB"},
-      .flags =
-          {{"from", "For lr: start at this rate. Default: 1e-6."},
-           {"to", "For lr: end at this rate. Default: 1."},
-           {"steps", "For lr: train this many steps. Default: 100."},
-           {"memory",
-            "For batch: use at most this much memory, such as 8GB. Default: what is free here, or "
-            "on the GPU."},
-           {"rounds",
-            "For batch: estimate the gradient noise in this many rounds of four "
-            "micro-batches. Default: 8."}},
-      .config_keys = true,
-      .min_positionals = 2,
-      .max_positionals = 2,
-      .run = run_find,
-      .subcommands = {"lr", "batch"}};
+  return {.name = "find",
+          .usage = "lr|batch CONFIG [--section.key=value ...]",
+          .doc =
+              "Find a learning rate by a range test, or the largest micro-batch that fits into "
+              "memory; the last line of the output is JSON.",
+          .examples = {"find lr configs/shakespeare_char_cpu.toml --from 1e-5 --to 0.3",
+                       "find batch configs/quickstart.toml --memory 2GB"},
+          .flags = {{"from", "For lr: start at this rate. Default: 1e-6."},
+                    {"to", "For lr: end at this rate. Default: 1."},
+                    {"steps", "For lr: train this many steps. Default: 100."},
+                    {"memory",
+                     "For batch: use at most this much memory, such as 8GB. Default: the free "
+                     "memory of this machine, or of the GPU."},
+                    {"rounds",
+                     "For batch: estimate the gradient noise in this many rounds of four "
+                     "micro-batches. Default: 8."}},
+          .config_keys = true,
+          .min_positionals = 2,
+          .max_positionals = 2,
+          .run = run_find,
+          .subcommands = {"lr", "batch"}};
 }
 
 }  // namespace lathe

@@ -80,8 +80,8 @@ std::optional<Best> best_of(const SweepPlan& plan, const std::vector<PointState>
 
   const PointGroup& group = groups[0];
   if (group.finished == 0) return std::nullopt;
-  // Take the first run of the group that finished. Its other runs differ only in the seed or the
-  // fold.
+  // Take the group's first run that finished. The other runs of the group differ only in the seed
+  // or the fold.
   const size_t i = *std::find_if(group.points.begin(), group.points.end(), [&](size_t p) {
     return states[p].end.empty() && states[p].losses.size() == plan.rungs.size();
   });
@@ -99,8 +99,8 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
 
   const fs::path checkpoint = find_checkpoint(folder / "points" / names[best->point]);
   RunConfig config = saved_config(read_state(checkpoint), checkpoint);
-  // New runs start from this config, so remove the folder of the point, and restore the keys that
-  // the sweep overrode.
+  // New runs start from this config, so clear train.out_dir, which names the folder of the point,
+  // and restore the keys that the sweep overrode to run it.
   const RunConfig given = load_config(plan.config, plan.keys_of(best->point)).config;
   config.train.out_dir.clear();
   config.train.pause_at = 0;
@@ -115,8 +115,8 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
 }
 
 /// Returns an object for each swept key, for report_page(). It has the values and losses of the
-/// points that finished. For the other points, it has the values and the reason why they have no
-/// loss.
+/// points that finished with a finite loss. For the other points, it has the values and the reason
+/// why they have no loss.
 Json losses_by_key(const SweepPlan& plan, const std::vector<PointState>& states) {
   Json all = Json::array();
   for (size_t k = 0; k < plan.points.at(0).size(); ++k) {
@@ -174,7 +174,7 @@ void write_sweep_results(const SweepPlan& plan, const std::vector<std::string>& 
     log_info("report    ", (folder / "report.html").string(),
              runs.size() < states.size() ? str(" of the best ", runs.size()) : "");
   } catch (const Error& e) {
-    log_warn("no report is written: ", e.what());
+    log_warn("the report was not written: ", e.what());
   }
 }
 

@@ -45,8 +45,8 @@ class OnnxGraph {
   /// not copy `bytes`, which must stay valid until write() has returned.
   std::string add_constant(const std::string& name, OnnxType type,
                            const std::vector<int64_t>& shape, std::span<const std::byte> bytes);
-  /// Adds a constant int64 tensor, for which it copies the values. Makes the name unique and
-  /// returns it. The default shape is [n]; an empty shape makes a scalar of one number.
+  /// Adds a constant int64 tensor and copies its values. Makes the name unique and returns it. The
+  /// default shape is [values.size()]; an empty shape makes a scalar.
   std::string add_integers(const std::string& name, const std::vector<int64_t>& values,
                            const std::vector<int64_t>& shape);
   std::string add_integers(const std::string& name, const std::vector<int64_t>& values) {
@@ -55,8 +55,8 @@ class OnnxGraph {
   /// Adds a constant tensor of `type`, f32 or f64, as add_integers() does for int64.
   std::string add_numbers(const std::string& name, OnnxType type, const std::vector<double>& values,
                           const std::vector<int64_t>& shape);
-  /// Adds a node with one output and returns the output's name: `output` or, if that is empty, the
-  /// operator's name, made unique. For an operator of ai.onnx.ml, `op` includes the domain, as in
+  /// Adds a node with one output. Names the output `output` or, if that is empty, `op`; makes this
+  /// name unique and returns it. For an operator of ai.onnx.ml, `op` includes the domain, as in
   /// "ai.onnx.ml.OneHotEncoder". An empty name in `inputs` omits an optional input.
   std::string add_node(const std::string& op, const std::vector<std::string>& inputs,
                        const std::vector<OnnxAttribute>& attributes = {},

@@ -7,8 +7,8 @@ namespace lathe {
 
 RankGroup rank_group(int64_t size, int64_t stride, int64_t gpus_per_node) {
   const int64_t in_node = std::clamp<int64_t>(gpus_per_node / stride, 1, size);
-  // Assume that all nodes have the same number of members; a last node with fewer members counts as
-  // a fraction of a node.
+  // Assume that all nodes have the same number of members of the group. If the last node has fewer
+  // members, it counts as a fraction of a node.
   return {static_cast<double>(size), static_cast<double>(in_node)};
 }
 
@@ -25,7 +25,7 @@ double ExchangeModel::transfer_seconds(const RankGroup& g, double bytes) const {
   const double within = g.per_node > 1 ? gather_bytes(g, bytes) / node_rate : 0;
   if (g.nodes() <= 1) return within;
 
-  // Each node receives the data of the other nodes through the adapters of its members.
+  // Each node receives the data of the other nodes through its members' network adapters.
   const double network_rate = link.gb_per_second * 1e9 * constants.network_share * g.per_node;
   const double between = bytes * (g.nodes() - 1) / g.nodes() / network_rate;
   return std::max(within, between);

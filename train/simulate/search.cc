@@ -86,7 +86,8 @@ void Search::try_layout(const ParallelLayout& layout) {
 }
 
 void Search::try_division(ParallelLayout layout) {
-  // A fault of the degrees applies to all layouts with these degrees, so try only one of them.
+  // If layout_fault() refuses the smallest micro-batch and the fewest virtual stages, it refuses
+  // all layouts with these degrees, so try only this layout.
   layout.micro_batch = micro_batches(layout).front();
   const std::vector<int64_t> parts = virtual_stages(layout);
   layout.virtual_stages = parts.front();
@@ -104,7 +105,8 @@ void Search::try_division(ParallelLayout layout) {
           layout.virtual_stages = v;
           layout.recompute = mode;
           layout.shard = shard;
-          // ZeRO shards among data x context GPUs. If this product is 1, there is nothing to shard.
+          // ZeRO shards among data x context GPUs. If there is only one such GPU, ZeRO does
+          // nothing.
           const bool is_same = layout.data * layout.context == 1 && shard > 0 && !request_.shard;
           if (request_.admits(layout) && !is_same) try_layout(layout);
         }

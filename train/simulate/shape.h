@@ -1,5 +1,5 @@
 // Declares the shape of a transformer and a step of its training, in the form that the simulator
-// uses. Sizes are in elements. A multiplication and an addition count as two FLOPs.
+// uses. Sizes are in elements. A multiply-add counts as two FLOPs.
 #pragma once
 
 #include <cstdint>
@@ -27,19 +27,20 @@ struct TransformerShape {
   bool learned_positions = false;  ///< whether the model has an embedding of positions
   bool bias = false;               ///< whether linear layers and norms have biases
 
-  /// Returns the parameters of a layer's matrices.
+  /// Returns the number of parameters in the matrices of a layer.
   double layer_matrices() const;
-  /// Returns all parameters of a layer.
+  /// Returns the number of all parameters of a layer.
   double layer_parameters() const;
-  /// Returns all parameters of the model.
+  /// Returns the number of all parameters of the model.
   double parameters() const;
-  /// Returns the number of pairs of a query and a key that a causal kernel computes in a sequence,
-  /// averaged over the layers. In a layer, the number is half of T^2, or W (T - W / 2) for a window
-  /// W below T.
+  /// Returns the number of pairs of a query and a key that a causal kernel computes in a sequence
+  /// of T tokens, averaged over the layers. A layer without a window has T^2 / 2 pairs. A layer
+  /// with a window of W < T tokens has W (T - W / 2) pairs.
   double attended_pairs() const;
-  /// Returns the FLOPs of a token in training: 6 N + 12 L (heads x head_width) T (Chowdhery et al.
-  /// 2022, appendix B). N is that of GPT::flops_per_unit. For layers with a window, the window's
-  /// size replaces T.
+  /// Returns the training FLOPs of a token: 6 N + 12 L (heads x head_width) T (Chowdhery et al.
+  /// 2022, appendix B). N is the number of parameters without position embeddings and an untied
+  /// token embedding, L is the number of layers, and T is the sequence length. In layers with a
+  /// window, the size of the window replaces T.
   double flops_per_token() const;
 };
 
@@ -48,25 +49,25 @@ struct StepWorkload {
   TransformerShape shape{};
   int64_t global_batch = 1;  ///< sequences of an optimizer step
   MatmulDtype dtype = MatmulDtype::bf16;
-  /// Bytes of optimizer state for a parameter besides its fp32 master: 8 for Adam's two moments.
+  /// Bytes of optimizer state per parameter, without its fp32 master: 8 for Adam's two moments.
   double state_bytes = 8;
-  bool master = true;  ///< whether weights in 2 bytes have an fp32 master
-  // The following members describe what Lathe does not support. The simulation does not depend on
-  // them.
-  /// Holds the reasons why Lathe can't divide this run along an axis. A reason is empty if it can.
+  bool master = true;  ///< whether weights of 2 bytes each have an fp32 master
+  // The following members describe which layouts Lathe can't train. The simulation does not depend
+  // on them.
+  /// Holds, for each axis, the reason why Lathe can't divide this run along it; empty if it can.
   struct AxisFaults {
     std::string data{}, tensor{}, context{}, pipeline{}, virtual_stages{};
   };
   AxisFaults faults{};
-  /// Numbers that must be multiples of the number of tensor ranks. Each has the name of what it
-  /// counts, such as "heads".
+  /// Numbers of units, each with the name of the unit, such as "heads". Lathe can divide the model
+  /// among tensor ranks only if the number of tensor ranks divides all these numbers.
   std::vector<std::pair<int64_t, std::string>> tensor_units{};
 
-  /// Returns the tokens of an optimizer step.
+  /// Returns the number of tokens of an optimizer step.
   double tokens() const {
     return static_cast<double>(global_batch) * static_cast<double>(shape.sequence);
   }
-  /// Returns the bytes of an element of activations, and of weights in the form that matmuls use.
+  /// Returns the bytes of an activation. A weight that matmuls use takes as many bytes.
   double element_bytes() const {
     return dtype == MatmulDtype::fp32 || dtype == MatmulDtype::tf32 ? 4 : 2;
   }

@@ -27,7 +27,7 @@ void copy_into(const CheckpointTensors& file, const std::string& name, const at:
   release_pages(to);
 }
 
-/// Returns the entry for the manifest of a file in `folder`.
+/// Returns the manifest's entry for a file in `folder`.
 Json manifest_entry(const fs::path& folder, const std::string& name, const std::string& sum) {
   return {{"bytes", fs::file_size(folder / name)}, {"xxh3", sum}};
 }
@@ -207,8 +207,8 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state,
                          const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          const Retention& keep, std::optional<at::ScalarType> dtype) {
   check_finite(parameters, state.step, dtype);
-  // Settle first, so that an error of the scratch file is not reported as an error of the
-  // checkpoint.
+  // First wait for reads and writes of the optimizer's scratch file, so that their errors are not
+  // reported as errors of the checkpoint.
   optimizer.settle_offload();
   return store_checkpoint(run, state, view_state(parameters, optimizer, dtype), keep);
 }
@@ -246,8 +246,8 @@ fs::path copy_complete(const fs::path& checkpoint, const fs::path& run, const Ru
   const auto entries_of = [&](const CheckpointTensors& file) {
     std::vector<TensorEntry> entries = file.tensors();
     for (TensorEntry& entry : entries) {
-      // A tensor is put together only when it is written, so that one tensor at a time is in
-      // memory.
+      // The parts of a tensor are joined only when the tensor is written, so that only one tensor
+      // at a time is in memory.
       entry.stream = [&file, &before_tensor, name = entry.name](const auto& put) {
         before_tensor();
         const TensorEntry& whole = file.at(name);

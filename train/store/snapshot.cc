@@ -30,15 +30,15 @@ struct SavedTensor {
   std::string name;
   at::Tensor tensor;
   at::ScalarType dtype;
-  std::vector<int64_t> sizes;      ///< sizes of this tensor rank's part, if the tensor is cut
+  std::vector<int64_t> sizes;      ///< sizes of the tensor; if it is cut, of this rank's part
   int64_t own_end;                 ///< index after the last element that this rank has
   const TensorCut* cut = nullptr;  ///< how the tensor is cut among tensor ranks; null if it is not
                                    ///< cut
   const Optimizer* optimizer = nullptr;  ///< optimizer whose scratch file holds the tensor; null if
                                          ///< the tensor is in memory
-  bool is_updated = true;  ///< whether only an update changes the tensor, not a forward pass
-  StatePart part{};        ///< part for Optimizer::read_state(), if `optimizer` is set
-  std::string note{};      ///< TensorEntry::note of the tensor
+  bool is_updated = true;                ///< whether only the optimizer's updates change the tensor
+  StatePart part{};    ///< part for Optimizer::read_state(), if `optimizer` is set
+  std::string note{};  ///< TensorEntry::note of the tensor
 
   std::vector<int64_t> full_sizes() const {
     return cut != nullptr ? cut->full_sizes(sizes) : sizes;
@@ -62,7 +62,8 @@ std::pair<at::Tensor, int64_t> kept_elements(const NamedParameter& p) {
 /// The elements of a data rank within its stage are contiguous as well.
 class KeptElements {
  public:
-  /// Gathers the ranges of all processes. A collective of the data ranks and of the stages.
+  /// Gathers the ranges of all processes. This call is a collective of the data ranks and of the
+  /// stages.
   explicit KeptElements(const std::vector<SavedTensor>& all) : count_(all.size()) {
     at::Tensor mine = at::empty({1, std::ssize(all)}, at::kLong), kept = at::empty_like(mine);
     for (size_t i = 0; i < count_; ++i) {
@@ -105,7 +106,7 @@ class KeptElements {
 /// Returns the elements of tensor i that this process writes.
 ElementRange written_range(const SavedTensor& saved, size_t i, const KeptElements& kept) {
   const ElementRange stage = kept.of_stage(i);
-  // All tensor ranks have a tensor that is not cut, so only the first tensor rank writes it.
+  // If a tensor is not cut, each tensor rank has a copy of it, so only the first of them writes it.
   if (stage.size() == 0 || (saved.cut == nullptr && world().tensor().rank > 0)) return {};
   const RankAxis& data = world().data();
   if (!kept.is_on_all(i)) return kept.of_data(i, data.rank);
@@ -119,7 +120,7 @@ ElementRange written_range(const SavedTensor& saved, size_t i, const KeptElement
   return {cut(data.rank), cut(data.rank + 1)};
 }
 
-/// Returns the parts of the tensors that this process writes. A collective.
+/// Returns the parts of the tensors that this process writes. This call is a collective.
 std::vector<SavedTensor> own_parts(const std::vector<SavedTensor>& all) {
   const KeptElements kept(all);
   std::vector<SavedTensor> own;
@@ -196,7 +197,7 @@ std::vector<SavedTensor> all_tensors(const std::vector<NamedParameter>& paramete
   return all;
 }
 
-/// Returns the tensors that this process writes. A collective if divides_state().
+/// Returns the tensors that this process writes. This call is a collective if divides_state().
 std::vector<SavedTensor> written_tensors(const std::vector<NamedParameter>& parameters,
                                          const Optimizer& optimizer,
                                          std::optional<at::ScalarType> dtype) {
@@ -204,8 +205,8 @@ std::vector<SavedTensor> written_tensors(const std::vector<NamedParameter>& para
   return divides_state(optimizer) ? own_parts(all) : all;
 }
 
-/// Returns whether only an update changes the tensor, and the file stores the bytes that the tensor
-/// has in memory.
+/// Returns whether the tensor's memory can be written to the file as it is, and only the
+/// optimizer's updates change the tensor.
 bool is_live(const SavedTensor& saved) {
   return saved.is_updated && saved.dtype == saved.tensor.scalar_type() &&
          saved.optimizer == nullptr && saved.tensor.is_cpu() && saved.tensor.is_contiguous() &&
@@ -264,8 +265,7 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
   for (const auto& p : parameters) {
     const at::Tensor t = kept_elements(p).first;
     if (t.numel() == 0) continue;
-    // Several ranks may have the same complete parameter, so only rank 0 warns about this
-    // parameter.
+    // Several ranks may have the same complete parameter. Only rank 0 warns about such a parameter.
     const bool warns = world().is_writer() || t.numel() < full_numel(p.parameter);
     const auto [least, largest] = at::aminmax(t);  // both are NaN if an element is NaN
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {
@@ -280,8 +280,8 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
     if (warns && is_saved_lower(t, dtype) && !(fits(least) && fits(largest))) {
       log_warn("after step ", step, " the parameter ", p.path, " has elements beyond the range of ",
                dtype_name(*dtype),
-               ", which are infinite in model.safetensors; a resumed run has "
-               "their exact values, other commands do not: set checkpoint.dtype = \"bf16\"");
+               ", which are infinite in model.safetensors; a resumed run has their exact values, "
+               "but other commands do not: set checkpoint.dtype = \"bf16\"");
     }
     release_pages(t);
   }

@@ -15,7 +15,8 @@
 
 namespace lathe {
 
-/// Holds a token with its log probability, from the model before any sampling.
+/// Holds a token and its log probability under the model. Sampling parameters, such as the
+/// temperature, do not affect this probability.
 struct TokenScore {
   int64_t id = 0;
   double log_probability = 0;
@@ -54,14 +55,17 @@ struct BatchOptions {
   int64_t context = 0;   ///< largest number of a text's last tokens that the model reads
   Compute compute = {};
   at::Device device{at::kCPU};
-  /// Whether to cache the keys and values of models that support it (Model::caches_keys), and to
-  /// compute only new tokens until a text is longer than the context.
+  /// Whether to cache keys and values, if the model supports it (Model::caches_keys). With the
+  /// cache, only a text's new tokens are computed. The cache is not used for a text that is longer
+  /// than the context.
   bool cache = true;
 };
 
-/// Continues texts together. Token i of a text depends only on the text's ids, sampling and index,
-/// and on i. It does not depend on the other texts or on the cache. If Lathe's kernels run in
-/// float32, this holds bit for bit (docs/internals/kernels.md).
+/// Continues texts together. The draw for a new token depends only on the text's seed, its index
+/// and the number of its new tokens. In float32, with Lathe's kernels and without
+/// model.logit_softcap, neither the other texts nor the cache change a bit of a text's logits. In
+/// other cases, they may change the rounding of the logits, and therefore a token
+/// (train/tasks/text_batch.cc, docs/internals/kernels.md).
 class TextBatch {
  public:
   /// The model must outlive the batch.

@@ -9,7 +9,9 @@ namespace {
 
 using namespace lathe::test;
 
-TEST_CASE("every op agrees with both oracles: odd rows", "[op_table_rest]") { check_rows(1, 2); }
+TEST_CASE("odd rows of the op table agree with both oracles", "[op_table_rest]") {
+  check_rows(1, 2);
+}
 
 TEST_CASE("a row that differs from its oracle by a hundredth fails", "[op_table_rest]") {
   const auto& rows = op_table();

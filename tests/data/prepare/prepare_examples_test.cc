@@ -1,5 +1,5 @@
 // Tests of preparing example sets: how CSV, IDX and arrays are read, which input is refused, and
-// that a preparation is complete or leaves nothing.
+// that a preparation is complete or leaves no files.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -169,8 +169,8 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(p.csv(few).task == "regression");
   p.options.task = "";
 
-  // All column names may be numbers, as pandas writes them, or only the target may have a name that
-  // is not a number.
+  // A first line of the numbers 0, 1, 2, ..., as pandas writes it, is a header. So is a line of
+  // numbers that has a text above numeric targets.
   CHECK(p.csv("0,1,2,3,4\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 2);
   CHECK(p.csv("0,1,2,3,5\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 3);
   CHECK(p.csv("0,1,label\n5,6,0\n5,6,1\n").train.examples == 2);
@@ -223,7 +223,7 @@ TEST_CASE("invalid cells of a table are refused with their line and column", "[p
     for (const auto& fact : facts) CHECK_THAT(message, ContainsSubstring(fact));
   };
 
-  // The faults are in cells, then in the number of columns, then in targets.
+  // Test cells with faults, then lines with a wrong number of columns, then targets with faults.
   refused("1,,x", {"a.csv:4: column 2 (b)", "empty"});
   refused("1,2,", {"a.csv:4: column 3 (kind)", "empty"});
   refused("1,two,x", {"a.csv:4: column 2 (b)", "\"two\"", "number"});
@@ -243,7 +243,7 @@ TEST_CASE("invalid cells of a table are refused with their line and column", "[p
   CHECK_THAT(p.csv_problem("1,2\n2,0.5\n3,NA\n"),
              ContainsSubstring("a.csv:3: column 2") && ContainsSubstring("is text"));
 
-  // These faults concern the complete file, not one cell.
+  // These faults are in the header line or in the file as a whole.
   CHECK_THAT(p.csv_problem(",a,b\n0,1,x\n1,2,y\n"),
              ContainsSubstring("a.csv:1: column 1") && ContainsSubstring("no name"));
   CHECK_THAT(p.csv_problem("a|b\n1|2\n"), ContainsSubstring("a.csv") &&
@@ -382,7 +382,7 @@ TEST_CASE("the validation split is a share of each class, or comes from separate
   CHECK(p.rows("val") == first);  // the split is the same each time
   CHECK(first.front()[0] < 50);   // the split is not the tail of the file
 
-  // A class of one example stays in training.
+  // If a class has only one example, that example is for training.
   p.options.val_share = 0.9;
   p.csv("1,a\n2,b\n3,b\n4,b\n");
   REQUIRE(p.rows().size() == 2);
@@ -394,8 +394,8 @@ TEST_CASE("the validation split is a share of each class, or comes from separate
   CHECK(p.csv(text).train.examples == 100);
   CHECK(p.rows("val") == Rows{{200, 1}, {201.25, 2}});
 
-  // A validation file with a class or a number of columns that the training file does not have is
-  // refused.
+  // A validation file is refused if it has a class that the training file does not have, or another
+  // number of columns.
   p.write("val.csv", "200,odd\n201.25,new\n");
   CHECK_THAT(p.csv_problem(text), ContainsSubstring("val.csv:2: column 2") &&
                                       ContainsSubstring("\"new\"") && ContainsSubstring("class"));
@@ -403,8 +403,8 @@ TEST_CASE("the validation split is a share of each class, or comes from separate
   CHECK_THAT(p.csv_problem(text), ContainsSubstring("val.csv:1") && ContainsSubstring("3 columns"));
 }
 
-/// Prepares in another process, which is killed when it reaches a fault point for the n-th time.
-/// Returns its exit code.
+/// Runs prepare_examples() in another process, which exits with code 137 when it reaches the fault
+/// point `point` for the n-th time. Returns the exit code of the process.
 int prepare_killed(const ExampleOptions& options, const std::string& point, int n) {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -427,7 +427,7 @@ int prepare_killed(const ExampleOptions& options, const std::string& point, int 
   return WEXITSTATUS(status);
 }
 
-TEST_CASE("an interrupted preparation is repeated by the same call, and no user's file is lost",
+TEST_CASE("the same call completes an interrupted preparation, and no file of the user is lost",
           "[prepare_examples]") {
   const TempFolder f;
   std::string text;
@@ -463,7 +463,7 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and no user'
     for (const auto& name : files) CHECK(slurp(options.out / name) == slurp(f / "whole" / name));
   }
 
-  // A user's file in place of an output is not overwritten.
+  // A user's file that has the name of an output is not overwritten.
   options.out = f / "theirs";
   REQUIRE(prepare_killed(options, "prepare: shard renamed", 2) == 137);
   write_file(options.out / "train_inputs.npy", "mine");
@@ -472,7 +472,7 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and no user'
                  ContainsSubstring("interrupted"));
   CHECK(slurp(options.out / "train_inputs.npy") == "mine");
 
-  // A folder that holds data without an interrupted preparation is refused.
+  // A folder that holds data is refused, unless an interrupted preparation wrote the data.
   fs::create_directories(f / "raw");
   write_file(f / "raw/val_inputs.npy", "mine");
   options.out = f / "raw";
@@ -481,7 +481,7 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and no user'
   CHECK(names(f / "raw") == std::set<std::string>{"val_inputs.npy"});
 }
 
-TEST_CASE("reading a table checks for a stop every few megabytes, and a stop leaves nothing",
+TEST_CASE("reading a table checks for a stop every few megabytes, and a stop leaves no files",
           "[prepare_examples]") {
   const TempFolder f;
   std::string text;
@@ -524,7 +524,8 @@ TEST_CASE("the separator follows from the file name or the first line, or is giv
   p.options.table.separator = 0;
   CHECK(is_example_file(p.f / "a.tsv"));
 
-  // A tab that separates is not blank space, so cells between tabs are empty.
+  // If the separator is a tab, tabs are not white space, so two adjacent tabs enclose an empty
+  // cell.
   p.write("a.tsv", "a\tb\tkind\n1\t\tx\n");
   CHECK_THAT(p.problem({"a.tsv"}),
              ContainsSubstring("a.tsv:2: column 2 (b)") && ContainsSubstring("empty"));
@@ -583,8 +584,8 @@ TEST_CASE("text columns become one input per category", "[prepare_examples]") {
   CHECK_THAT(p.csv_problem("a,b\nred,x\n5,y\n"), ContainsSubstring("a.csv:3: column 1 (a)") &&
                                                      ContainsSubstring("\"5\"") &&
                                                      ContainsSubstring("\"red\""));
-  // Values that are all numbers with commas are refused, in a column of inputs as well as in the
-  // targets. If another text is among them, they are categories.
+  // A column of inputs or targets is refused if all its values are numbers with commas. If the
+  // column also has another text, its values are categories.
   CHECK_THAT(p.csv_problem("a;kind\n1,5;x\n2,5;y\n"), ContainsSubstring("a.csv: column 1 (a)") &&
                                                           ContainsSubstring("\"1,5\"") &&
                                                           ContainsSubstring("commas"));
@@ -605,7 +606,7 @@ TEST_CASE("text columns become one input per category", "[prepare_examples]") {
   CHECK(p.csv("a,a,kind\n1,2,x\n1,2,y\n").train.examples == 2);
   p.options.table.drop.clear();
 
-  // A validation file has the categories of the training file.
+  // A validation file is encoded with the categories of the training file.
   p.write("val.csv", "color,size,kind\nblue,1,x\n");
   p.options.val_inputs = {(p.f / "val.csv").string()};
   p.csv(table);
@@ -615,8 +616,10 @@ TEST_CASE("text columns become one input per category", "[prepare_examples]") {
              ContainsSubstring("val.csv:2: column 1 (color)") && ContainsSubstring("\"green\""));
 }
 
-TEST_CASE("empty cells are an error, are filled from the training split, or drop their line",
-          "[prepare_examples]") {
+TEST_CASE(
+    "an empty cell is an error, is filled from the training split, or causes its line to be "
+    "dropped",
+    "[prepare_examples]") {
   Prepared p;
   const std::string table = "a,b,kind\n,1,x\n1,,x\n2,red,y\n6,blue,y\n";
   CHECK_THAT(p.csv_problem(table), ContainsSubstring("--missing mean, median or drop"));
@@ -643,7 +646,7 @@ TEST_CASE("empty cells are an error, are filled from the training split, or drop
                                                           ContainsSubstring("empty") &&
                                                           ContainsSubstring("--drop 1"));
 
-  // The fill is computed from the training lines only.
+  // The number that fills empty cells is computed from the training lines only.
   std::string long_table = "a,kind\n,0\n,1\n";
   for (int i = 0; i < 40; ++i) long_table += str(i * i, ",", i % 2, "\n");
   p.options.val_share = 0.5;

@@ -352,7 +352,7 @@ TEST_CASE(
   CHECK(slurp(f / "out/lock") == "mine");
 }
 
-TEST_CASE("preparing checks for a stop every few megabytes, and a stop leaves nothing",
+TEST_CASE("preparing checks for a stop every few megabytes, and a stop leaves no files",
           "[prepare]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(20'000'000));

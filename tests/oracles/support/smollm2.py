@@ -26,8 +26,8 @@ def write_json(path, value):
 
 
 def make_tokenizer(path, special, size=420):
-    """Trains a byte-level BPE that splits text as GPT-2 does, and at each digit. Returns its
-    size."""
+    """Trains a byte-level BPE that splits text as GPT-2 does, and at each digit. Returns
+    the size of the vocabulary."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Compares Lathe's BPE with Hugging Face's tokenizers and with tiktoken, built from the same files.
+"""Compares Lathe's BPE with the packages `tokenizers` (by Hugging Face) and `tiktoken`, on the same
+vocabularies.
 
   tests/oracles/tokenizers/oracle.py LATHE VOCABULARY [--strings 100000] [--train FILE ...]
 
-VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. Lathe and the package tokenizers both
-train tokenizers of two sizes on each FILE. The first FILE is also used for tokenizers in
+VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. On each FILE, both Lathe and the
+package `tokenizers` train vocabularies of two sizes. The first FILE is also used for tokenizers in
 SentencePiece's form. Exits with 77 and prints the reason if a Python package or the vocabulary is
 missing.
 """
@@ -59,7 +60,7 @@ def strings(count):
 
 
 def lathe_ids(lathe, tokenizer, texts):
-    """Returns the token ids of each text by Lathe's tokenizer."""
+    """Returns the token ids of each text, as Lathe encodes it."""
     given = "\n".join(json.dumps(t) for t in texts) + "\n"
     done = subprocess.run([lathe, "tokenizer", "encode", "--tokenizer", tokenizer, "--json=true"], input=given,
                           capture_output=True, text=True)
@@ -124,8 +125,8 @@ def sentencepiece_forms(text):
     replace = normalizers.Replace(" ", mark)
 
     def vocabulary(words):
-        """Trains a vocabulary. `words`: whether merges stay within words. Lines get runs of spaces,
-        so that spaces merge too."""
+        """Trains a vocabulary. `words`: whether merges stay within words. Appends runs of spaces to
+        the lines, so that merges of spaces are learned too."""
         t = Tokenizer(models.BPE())
         t.normalizer = replace
         if words:
@@ -159,8 +160,8 @@ def sentencepiece_forms(text):
 
 
 def sentencepiece(lathe, file, count, work):
-    """Compares ids, decoded text, a prepared text, and the tokenizer that the data's manifest
-    records."""
+    """Compares the ids of texts, decoded texts, the ids that `lathe prepare` writes for `file`, and
+    the tokenizer that it writes to manifest.json."""
     import tokenizers
     texts = list(strings(count)) + ["<s>a b", "a </s> b", "</s></s>", " a", "  a", "\u2581a", "a\u2581 \u2581b", "<0x41>"]
     failed = 0

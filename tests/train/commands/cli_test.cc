@@ -24,8 +24,8 @@ struct Bad {
   std::string text;
 };
 
-/// Runs each case in the folder. It must end with its code and one line of error, and no file may
-/// appear or vanish.
+/// Runs the command of each case in the folder. The command must end with the exit code of the case
+/// and print one line to standard error, and no file may appear or vanish.
 void refuse(const TempFolder& f, const std::vector<Bad>& cases) {
   const auto listing = [&] {
     std::set<std::string> names;
@@ -212,7 +212,7 @@ TEST_CASE("help and version are printed, in lines of limited length", "[cli]") {
     CHECK_THAT(all, ContainsSubstring(std::string("\n  ") + command.name + " "));
     const std::string help = out({command.name, "--help"});
     if (command.name < "f")
-      CHECK(out({"help", command.name}) == help);  // not for all: a start takes a quarter second
+      CHECK(out({"help", command.name}) == help);  // only for some: each start takes 0.25 s
     CHECK_THAT(help, ContainsSubstring(std::string("usage: lathe ") + command.name));
     CHECK_THAT(help, ContainsSubstring(std::string("\n  lathe ") + command.name));  // an example
     for (const Flag& flag : command.flags)
@@ -255,7 +255,7 @@ TEST_CASE("paths that are not UTF-8 are refused before anything is created", "[c
   CHECK(fs::is_empty(inside));
 }
 
-TEST_CASE("JSON of paths that are not UTF-8 has U+FFFD for their bytes", "[cli]") {
+TEST_CASE("JSON output has U+FFFD for bytes of paths that are not UTF-8", "[cli]") {
   const TempFolder f;
   for (const char* name : {"runs/\xE9t\xE9", "runs/b"}) {
     fs::create_directories(f / name);
@@ -358,10 +358,10 @@ TEST_CASE("text is generated with a vocabulary that has no line break", "[cli]")
   CHECK_THAT(written("data"), Catch::Matchers::StartsWith("\n"));
   const std::string without = written("one");
   CHECK_THAT(without, Catch::Matchers::StartsWith(" "));  // the vocabulary's first character
-  CHECK(without.size() == 4);                             // and two more, and a line break
+  CHECK(without.size() == 4);                             // then two characters and a line break
 }
 
-TEST_CASE("a refused thread ends a command with a sentence, not with a hang", "[cli]") {
+TEST_CASE("a command that can't start a thread prints an error and does not hang", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml"}).code == 0);
@@ -397,7 +397,8 @@ TEST_CASE("a refused thread ends a command with a sentence, not with a hang", "[
     CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
   }
 
-  // Within the limit, commands work with one thread, or with two, for which ATen starts two more.
+  // Within the limit, commands work. With --threads=2, ATen starts two threads besides the main
+  // thread, so the limit must be at least 3.
   CHECK(with_threads(1, {"eval", "runs/tiny", "--threads=1"}).code == 0);
   CHECK(with_threads(1, {"export", "runs/tiny", "--out", "exported"}).code == 0);
   CHECK(with_threads(1, {"train", "tiny.toml", "--train.out_dir=new", "--data.workers=0"}).code ==
@@ -445,7 +446,7 @@ TEST_CASE("more threads than a machine can use are refused", "[cli]") {
   CHECK(trained({{"LATHE_MAX_THREADS", std::to_string(many)}}).code == 0);
 }
 
-TEST_CASE("LATHE_ISA is read before any command", "[cli]") {
+TEST_CASE("an invalid LATHE_ISA is refused before any command runs", "[cli]") {
   const TempFolder f;
   const std::vector<std::vector<std::string>> some{
       {"bench", "peak"}, {"inspect", "."}, {"config", "kernels"}};
@@ -526,8 +527,8 @@ TEST_CASE("./dev works in the folder that it is called from", "[cli]") {
   INFO(shown.err);
   CHECK(shown.code == 0);
   CHECK_THAT(shown.out, ContainsSubstring("tiny.toml: fine"));
-  // ./dev finds the config among other words, and creates the quickstart's data where the config
-  // expects it.
+  // ./dev finds the config among the other arguments, and creates the quickstart's data where the
+  // config expects it.
   const Finished r =
       dev(f, {"train", "--train.steps=1", "--schedule.warmup_steps=0", "--train.eval_interval", "0",
               "tiny.toml", "--data.dir=data/quickstart", "--log.level", "info"});

@@ -1,5 +1,5 @@
-// Tests `lathe plan CONFIG --card NAME` (prose: ok): its output, what it reads from the config, its
-// table of GPUs, and its errors.
+// Tests `lathe plan` for a cluster of GPUs: its output, what it reads from the config, its table of
+// GPUs, and its errors.
 #include <cstdio>
 
 #include "core/io/json.h"
@@ -76,8 +76,9 @@ TEST_CASE("a cluster plan uses the model, batch and optimizer of the config", "[
   }
 }
 
-TEST_CASE("a cluster plan accounts for windows and masters, and notes what it leaves out",
-          "[cluster_plan]") {
+TEST_CASE(
+    "a cluster plan accounts for sliding windows and master weights, and notes what it leaves out",
+    "[cluster_plan]") {
   const ConfigFolder f;
   const std::vector<std::string> words{"--card", "h100", "--layout", "data=8,micro=4,shard=0"};
   const auto json_with = [&](const std::vector<std::string>& keys) {
@@ -88,7 +89,7 @@ TEST_CASE("a cluster plan accounts for windows and masters, and notes what it le
   const Json base = json_with({});
   CHECK(base["notes"].empty());
 
-  // Every second layer has the window; the FLOPs of a token are those of the model.
+  // Every second layer has the window. The plan and the model count the same FLOPs.
   const std::vector<std::string> window{"--model.sliding_window=64", "--model.window_layers=10"};
   const Json windowed = json_with(window);
   const DryStep dry =
@@ -173,7 +174,7 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   CHECK(seconds("--software", "eager") > one["step_s"].get<double>());
   CHECK(seconds("--software", "compiled") == Approx(one["step_s"].get<double>()));
 
-  // A layout that Lathe has is printed with the keys that select it.
+  // The plan prints the config keys that select a layout, if Lathe supports the layout.
   const Finished own =
       f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4,recompute=full"});
   CHECK_THAT(own.out, ContainsSubstring("--train.batch_size=4 --train.grad_accum=64"));

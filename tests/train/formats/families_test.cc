@@ -292,7 +292,7 @@ TEST_CASE("a key that a family can't compute is refused by name", "[families]") 
   refused("llama", {{"sliding_window_pattern", 6}}, "sliding_window_pattern = 6");
 }
 
-TEST_CASE("an export to GGUF of a family without a GGUF form is refused, and leaves nothing",
+TEST_CASE("an export to GGUF of a family without a GGUF form is refused, and leaves no files",
           "[families]") {
   const TempFolder f;
   for (const auto& [name, keys, what] :

@@ -1,5 +1,5 @@
-// Tests of exported GGUF files, which are read as ggml's docs/gguf.md describes them: rotary
-// channels, and tokens with scores.
+// Tests the rotary channels, the metadata and the tokens with scores of exported GGUF files. Reads
+// the files as ggml's docs/gguf.md describes them, without Lathe's code.
 #include <cstring>
 
 #include "core/io/json.h"
@@ -99,8 +99,8 @@ class GGUFReader {
   size_t at_ = 0;
 };
 
-/// Reorders rows of heads of `width` rotary channels from halves to pairs: row i of a head's first
-/// half becomes its row 2i, and row i of the second half row 2i + 1.
+/// Reorders the rows of heads with `width` rotary channels from halves to pairs: row i of a head's
+/// first half becomes row 2i of the head, and row i of its second half becomes row 2i + 1.
 at::Tensor rotary_pairs(const at::Tensor& rows, int64_t width) {
   at::Tensor pairs = at::zeros_like(rows);
   for (int64_t head = 0; head < rows.size(0); head += width) {
@@ -161,7 +161,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("GGUF has the vocabulary size without a tokenizer, and an end token for llama.cpp",
+TEST_CASE("an exported GGUF has the vocabulary size, and an end token for llama.cpp",
           "[gguf_export]") {
   const TempFolder f;
   const auto exported = [&](const Tokenizer& tokenizer, int64_t vocabulary) {
@@ -171,7 +171,7 @@ TEST_CASE("GGUF has the vocabulary size without a tokenizer, and an end token fo
     return GGUFReader(f / "gguf" / "model.gguf").metadata;
   };
   CHECK(exported(Tokenizer::byte(), 256)["gpt2.vocab_size"] == 256);
-  // If the file has no such key, llama.cpp takes token 11 as the end token.
+  // If a file has no eos_token_id, llama.cpp takes token 11 as the end token.
   const Json chat = exported(byte_tokenizer_with({"<|im_start|>", "<|im_end|>"}), 258);
   CHECK(chat["tokenizer.ggml.eos_token_id"] == 257);
 }
@@ -180,7 +180,7 @@ TEST_CASE("GGUF has SentencePiece's tokens with scores in the order of their mer
           "[gguf_export]") {
   const TempFolder f;
   BPEDefinition d = sentencepiece(SpaceBefore::each);
-  const auto id = [&](const std::string& token) {  // the last match, not a byte token
+  const auto id = [&](const std::string& token) {  // the last match: the first may be a byte
     return static_cast<int32_t>(d.tokens.rend() -
                                 std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
   };

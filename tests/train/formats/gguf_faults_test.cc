@@ -33,7 +33,7 @@ class FaultyFile {
     write_file(path(), file.bytes());
   }
   /// Imports the file after `edit` has changed it. Checks that the import ends with `code`, that
-  /// its error contains `facts`, and that it leaves nothing.
+  /// its error contains `facts`, and that it leaves no files.
   void refused(int code, const std::vector<std::string>& facts,
                const std::function<void(GGUFBytes&)>& edit, ImportOptions options = {}) {
     INFO(facts[0]);
@@ -104,12 +104,12 @@ TEST_CASE("a GGUF file with a wrong header is refused by all commands", "[gguf_f
   refused("\"output.weight\" twice", [](File& g) { g.tensors.push_back(g.tensors[2]); });
   refused("ggml's type 10", [](File& g) { g.tensor("output.weight").type = 10; });
   refused("5 dimensions", [](File& g) { g.tensor("output.weight").sizes = {1, 1, 1, 1, 1}; });
-  refused("\"output.weight\": a shape", [](File& g) {
+  refused("\"output.weight\": its shape", [](File& g) {
     g.tensor("output.weight").sizes = {uint64_t{1} << 33, uint64_t{1} << 33};
   });
-  refused("\"output.weight\": a shape",
+  refused("\"output.weight\": its shape",
           [](File& g) { g.tensor("output.weight").sizes = {~uint64_t{0}}; });
-  refused("\"output.weight\": a shape", [](File& g) {
+  refused("\"output.weight\": its shape", [](File& g) {
     g.tensor("output.weight").sizes = {0, uint64_t{1} << 40, uint64_t{1} << 40};
   });
 

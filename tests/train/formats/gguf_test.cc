@@ -1,5 +1,5 @@
 // Tests of GGUF files: exports can be imported again, each command reads each type of element, and
-// a wrong file is refused with an error that names it, and leaves nothing.
+// a command that refuses a file throws an error that names the file, and leaves no output.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -21,8 +21,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Maps a tensor's name in the file to the parameter's name, and to whether its rows are rotary
-/// channels in pairs.
+/// Maps the name of a tensor in the file (without ".weight") to the name of the parameter, and to
+/// whether the tensor's rows are rotary channels in pairs.
 const std::map<std::string, std::pair<std::string, bool>>& llama_names() {
   static const std::map<std::string, std::pair<std::string, bool>> all{
       {"token_embd", {"tokens", false}},
@@ -40,8 +40,9 @@ const std::map<std::string, std::pair<std::string, bool>>& llama_names() {
   return all;
 }
 
-/// Checks the saved tensors against the numbers of the file, row by row: in a head of 64 channels
-/// row i of the first half is row 2i of the file, and row i of the second half row 2i + 1.
+/// Checks the saved tensors against the values in the file, row by row. If `pairs` is true, the
+/// file has rotary channels in pairs: in a head of 64 channels, row i of the saved first half is
+/// row 2i of the file, and row i of the saved second half is row 2i + 1 of the file.
 void check_imported(const fs::path& run, const LlamaFile& made, const std::string& type,
                     bool pairs = true) {
   const SafetensorsFile saved(find_checkpoint(run) / "model.safetensors");
@@ -84,7 +85,7 @@ TEST_CASE("each type of element is imported, inspected and verified", "[gguf]") 
     CHECK_THAT(listed, ContainsSubstring("12 tensors, 526592 elements"));
     CHECK_THAT(verify(path), ContainsSubstring("well formed"));
 
-    // Make a scale, or a value, that is not finite.
+    // Overwrite the last block, so that its scale or one of its values is not finite.
     std::string& bytes = made.file.tensor("blk.0.ffn_up.weight").bytes;
     std::fill_n(bytes.end() - static_cast<std::ptrdiff_t>(type.bytes), type.bytes, '\xFF');
     write_file(path, made.file.bytes());
@@ -313,7 +314,8 @@ TEST_CASE("llama3's scaling is recovered from the divisors in rope_freqs.weight"
   refused(std::string(128, '\0'));
 }
 
-/// Checks a file's tensor against blocks of a float32 matrix.
+/// Checks that the tensor `name` of the file has the blocks to which `type` quantizes the float32
+/// matrix `t`.
 void check_quantized(const GGUFFile& file, const std::string& name, const at::Tensor& t,
                      const GGUFType& type) {
   INFO(name);
