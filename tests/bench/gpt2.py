@@ -8,8 +8,8 @@ DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. The tables ar
   memory  GPT-2 124M, with another memory technique in each row
   speed   GPT-2 124M, with other kernels or another dtype in each row
   sizes   the memory that `lathe plan` forecasts for each model, and the largest model that fits
-          into each limit. With --peer, also what PyTorch needed for two steps.
-  llama   the same for models of the kind llama, without PyTorch
+          into each limit
+  llama   the same for models of the kind llama
   walk    Two models, with 355 million and 1.5 billion parameters. Each is trained in memory, and
           again with optimizer state (1.5 billion: also parameters) on the disk, in a control group
           of 3 or 8 GB, where the run is killed and resumed. Equal SHA-256 sums of the last weights
@@ -21,7 +21,6 @@ DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. The tables ar
 import argparse
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -83,12 +82,6 @@ FIT = [  # name and keys of the rows of the tables sizes and llama
     ("or optimizer state on disk", {**SMALLEST, "memory.offload": "optimizer"}),
     ("and parameters on disk", {**BF16, **IN_BACKWARD, **BLOCKS, "memory.offload": "optimizer+parameters"}),
 ]
-FIT_PEER = [  # name and arguments of torch_gpt.py
-    ("PyTorch: bf16 autocast", "--dtype bf16"),
-    ("PyTorch: and recomputation of blocks", "--dtype bf16 --recompute"),
-    ("PyTorch: and updates in backward", "--dtype bf16 --recompute --in-backward"),
-    ("PyTorch: and bf16 weights only", "--dtype bf16 --recompute --in-backward --no-masters"),
-]
 DISK = {"memory.offload": "optimizer"}
 ALL_ON_DISK = {"memory.offload": "optimizer+parameters"}
 KILLED = {"checkpoint.interval": 8}
@@ -125,17 +118,13 @@ class Gpt2Bench:
         _, peak = resident([self.lathe, "train", *words], self.folder)
         return (peak * 1.048576, *figures(run, 4096))
 
-    def torch(self, words, size="124M", batch=4, steps=None, limit=None):
-        """Returns what train() does, for PyTorch; infinite numbers if it needs more than `limit` GB."""
-        layers, heads, width = SIZES[size]
+    def torch(self, words):
+        layers, heads, width = SIZES["124M"]
         command = [self.peer, str(ROOT / "tests/bench/torch_gpt.py"), "--data", str(self.data / "train.bin"),
-                   "--batch", str(batch), "--layers", str(layers), "--heads", str(heads), "--dim", str(width),
-                   "--ctx", "1024", "--vocab", "50304", "--steps", str(steps or self.steps), "--skip", "1", "--lr", "6e-4", "--min-lr", "6e-5", "--beta2", "0.95",
+                   "--batch", "4", "--layers", str(layers), "--heads", str(heads), "--dim", str(width),
+                   "--ctx", "1024", "--vocab", "50304", "--steps", str(self.steps), "--skip", "1", "--lr", "6e-4", "--min-lr", "6e-5", "--beta2", "0.95",
                    "--warmup", "2", *words.split()]
-        done = subprocess.run(self.in_group(command, limit), capture_output=True, text=True)
-        if limit and done.returncode == -signal.SIGKILL:
-            return math.inf, 0, math.inf
-        done.check_returncode()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         r = json.loads(done.stdout.splitlines()[-1])
         return r["peak_rss_mb"] * 1.048576, r["tokens_per_s"], r["final_loss"]
 
@@ -158,12 +147,7 @@ class Gpt2Bench:
         def needed(size, keys):
             return self.planned(self.words({"train.batch_size": 1, **keys}, size))
 
-        rows = fit_rows(SIZES, needed)
-        for name, words in FIT_PEER if self.peer else []:
-            need = {size: self.torch(words, size, batch=1, steps=2, limit=LIMITS[-1])[0] / 1e3 for size in SIZES}
-            rows.append(fit_row(name, need))
-            print(rows[-1], flush=True)
-        return rows
+        return fit_rows(SIZES, needed)
 
     def llama(self):
         def needed(size, keys):
@@ -237,7 +221,7 @@ def fit_row(name, need):
     """Returns a row with the GB that each model needs, and the largest model within each limit. `need`: by
     model, the smallest model first."""
     largest = [next((model for model in reversed(need) if need[model] <= limit), "none") for limit in LIMITS]
-    return f"| {name} | " + " | ".join(f"{gb:.1f}" if gb < math.inf else f"over {LIMITS[-1]}" for gb in need.values()) + " | " + " | ".join(largest) + " |"
+    return f"| {name} | " + " | ".join(f"{gb:.1f}" for gb in need.values()) + " | " + " | ".join(largest) + " |"
 
 
 def fit_rows(models, needed):
