@@ -122,8 +122,7 @@ TEST_CASE("--fit and find batch try only the micro-batches that the config accep
   CHECK(*fit == Overrides{{"train.batch_size", "48"}, {"train.grad_accum", "3"}});
 }
 
-TEST_CASE("--fit drops the bfloat16 copies of the weights if other changes are not enough",
-          "[fit]") {
+TEST_CASE("--fit changes how weights are kept if other changes are not enough", "[fit]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const std::string path = (f / "tiny.toml").string();
