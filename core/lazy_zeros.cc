@@ -2,7 +2,6 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorOperators.h>
-#include <c10/core/Allocator.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/storage.h"
 
 namespace lathe {
 namespace {
@@ -29,7 +29,7 @@ void unmap(void* context) {
 
 }  // namespace
 
-at::Tensor lazy_zeros(at::IntArrayRef sizes, const at::TensorOptions& options, int64_t written) {
+at::Tensor lazy_zeros(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const auto bytes = static_cast<int64_t>(
       at::detail::computeStorageNbytesContiguous(sizes, options.dtype().itemsize()));
   void* const memory = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
@@ -41,15 +41,10 @@ at::Tensor lazy_zeros(at::IntArrayRef sizes, const at::TensorOptions& options, i
   // If the memory consisted of huge pages, the first write to a page would take 2 MB.
   ::madvise(memory, static_cast<size_t>(bytes), MADV_NOHUGEPAGE);
 
+  at::Tensor t = tensor_without_memory(sizes, options);
   auto* const mapping = new Mapping{.begin = memory, .bytes = bytes, .counted = CountedMemory()};
-  mapping->counted.add(std::min(written, bytes));
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
-      at::DataPtr(memory, mapping, unmap, at::kCPU), nullptr, /*resizable=*/false);
-  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), c10::DispatchKeySet(options.computeDispatchKey()),
-      options.dtype());
-  t.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  t.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+      at::DataPtr(memory, mapping, unmap, at::kCPU));
   return t;
 }
 

@@ -8,14 +8,14 @@
 namespace lathe {
 
 /// Returns contiguous zeros on the CPU. A page of the tensor takes memory only after the first
-/// write to the page. `written` is an upper limit of the number of bytes that will be written;
-/// memory_stats() counts this number in the current category. Throws Exit::memory if the system has
-/// no addresses left.
-at::Tensor lazy_zeros(at::IntArrayRef sizes, const at::TensorOptions& options, int64_t written);
+/// write to the page. memory_stats() counts the bytes that count_written() announces, in the
+/// category that is current now. Throws Exit::memory if the system has no addresses left.
+at::Tensor lazy_zeros(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// Returns whether the memory of `t` was created by lazy_zeros().
 bool is_lazy_zeros(const at::Tensor& t);
-/// Adds `written` bytes to the number that memory_stats() counts for a tensor of lazy_zeros(). The
-/// total is at most the size of the tensor. Does nothing for other tensors.
+/// Announces that at most `written` more bytes of a tensor of lazy_zeros() will be written, and
+/// adds them to the number that memory_stats() counts. The total is at most the size of the tensor.
+/// Does nothing for other tensors.
 void count_written(const at::Tensor& t, int64_t written);
 /// Adds `other` to `t` in place, which writes all of `t`.
 void add_to(at::Tensor& t, const at::Tensor& other);

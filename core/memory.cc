@@ -159,7 +159,7 @@ class CachingAllocator final : public c10::Allocator {
   /// freed.
   void count_other(Memory category, int64_t bytes) {
     std::lock_guard lock(mutex_);
-    stats_.reserved += bytes;
+    count(bytes, /*blocks=*/0);
     add(category, bytes);
     touch(bytes);
   }

@@ -35,10 +35,8 @@ struct EmbeddingOp {
     if (kernel_ready(dy) && kernel_dtype(grad)) {
       // Add to the gradient that the table already has, for example from a tied head, or to zeros.
       at::Tensor table = slots.take(0, grad);
-      if (table.defined())
-        count_written(table, written(dy));
-      else
-        table = zeros(dy);
+      if (!table.defined()) table = zeros(dy);
+      count_written(table, written(dy));
       const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
       scatter_add_rows(matrix_of(values), places.const_data_ptr<int64_t>(), places.numel(),
                        dy.size(-1), matrix_of(table));
@@ -72,7 +70,7 @@ struct EmbeddingOp {
     constexpr int64_t least = int64_t{4} << 20;  // smaller tables stay in the processor's caches
     if (bytes < least || written(dy) > bytes / 2) return at::zeros({rows, dy.size(-1)}, options);
     const MemoryScope memory(Memory::gradients);
-    return lazy_zeros({rows, dy.size(-1)}, options, written(dy));
+    return lazy_zeros({rows, dy.size(-1)}, options);
   }
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const Variable wide = dy.dtype() == at::kDouble ? dy : cast(dy, at::kFloat);

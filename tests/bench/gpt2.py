@@ -52,6 +52,10 @@ LIMITS = (4, 8, 12, 16, 20)
 BF16 = {"amp.dtype": "bf16"}
 CASTS = {**BF16, "amp.working_copies": "false", "amp.cache": "false"}
 IN_BACKWARD = {"memory.update_in_backward": "true", "optim.grad_clip": 0}
+BLOCKS = {"memory.recompute": "blocks"}
+SMALLEST = {**CASTS, **IN_BACKWARD, **BLOCKS}
+DISK = {"memory.offload": "optimizer"}
+ALL_ON_DISK = {"memory.offload": "optimizer+parameters"}
 # Name, config keys of Lathe, and the arguments of torch_gpt.py, or None if PyTorch lacks the
 # technique.
 MEMORY = [
@@ -60,30 +64,25 @@ MEMORY = [
     ("weights cast at each use", CASTS, None),
     ("4 micro-batches", {**BF16, "train.batch_size": 1, "train.grad_accum": 4}, "--dtype bf16 --batch 1 --accum 4"),
     ("`selective` recomputation", {**BF16, "memory.recompute": "selective"}, None),
-    ("recomputation of blocks", {**BF16, "memory.recompute": "blocks"}, "--dtype bf16 --recompute"),
+    ("recomputation of blocks", {**BF16, **BLOCKS}, "--dtype bf16 --recompute"),
     ("activations in fp8", {**BF16, "memory.saved": "fp8"}, None),
     ("8-bit Adam", {**BF16, "optim.kind": "adamw8bit"}, None),
     ("Adafactor", {**BF16, "optim.kind": "adafactor"}, "--dtype bf16 --optim adafactor"),
     ("bf16 weights only", {**BF16, "amp.master": "false"}, "--dtype bf16 --no-masters"),
     ("updates in backward", {**BF16, **IN_BACKWARD}, "--dtype bf16 --in-backward"),
-    ("optimizer state on disk", {**BF16, "memory.offload": "optimizer"}, None),
+    ("optimizer state on disk", {**BF16, **DISK}, None),
     ("activations on disk", {**BF16, "memory.offload": "activations"}, None),
-    ("casts, blocks, in backward, on disk",
-     {**CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "memory.offload": "optimizer"}, None),
+    ("casts, blocks, in backward, on disk", {**SMALLEST, **DISK}, None),
 ]
-BLOCKS = {"memory.recompute": "blocks"}
-SMALLEST = {**CASTS, **IN_BACKWARD, **BLOCKS}
 FIT = [  # name and keys of the rows of the tables sizes and llama
     ("bf16, fp32 master weights", BF16),
     ("and recomputation of blocks", {**BF16, **BLOCKS}),
     ("and weights cast at each use", {**CASTS, **BLOCKS}),
     ("and updates in backward", SMALLEST),
     ("and 8-bit Adam", {**SMALLEST, "optim.kind": "adamw8bit"}),
-    ("or optimizer state on disk", {**SMALLEST, "memory.offload": "optimizer"}),
-    ("and parameters on disk", {**BF16, **IN_BACKWARD, **BLOCKS, "memory.offload": "optimizer+parameters"}),
+    ("or optimizer state on disk", {**SMALLEST, **DISK}),
+    ("and parameters on disk", {**BF16, **IN_BACKWARD, **BLOCKS, **ALL_ON_DISK}),
 ]
-DISK = {"memory.offload": "optimizer"}
-ALL_ON_DISK = {"memory.offload": "optimizer+parameters"}
 KILLED = {"checkpoint.interval": 8}
 WALK = [  # name, size, limit of memory, steps, keys
     ("355M in memory", "355M", None, 20, {}),
@@ -122,8 +121,8 @@ class Gpt2Bench:
         layers, heads, width = SIZES["124M"]
         command = [self.peer, str(ROOT / "tests/bench/torch_gpt.py"), "--data", str(self.data / "train.bin"),
                    "--batch", "4", "--layers", str(layers), "--heads", str(heads), "--dim", str(width),
-                   "--ctx", "1024", "--vocab", "50304", "--steps", str(self.steps), "--skip", "1", "--lr", "6e-4", "--min-lr", "6e-5", "--beta2", "0.95",
-                   "--warmup", "2", *words.split()]
+                   "--ctx", "1024", "--vocab", "50304", "--steps", str(self.steps), "--skip", "1",
+                   "--lr", "6e-4", "--min-lr", "6e-5", "--beta2", "0.95", "--warmup", "2", *words.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         r = json.loads(done.stdout.splitlines()[-1])
         return r["peak_rss_mb"] * 1.048576, r["tokens_per_s"], r["final_loss"]
@@ -168,7 +167,7 @@ class Gpt2Bench:
     def walk(self):
         rows = ["| | limit, GB | steps | peak MB | s a step | loss of step 3 | SHA-256 of the last weights |",
                 "|---|---|---|---|---|---|---|"]
-        base = {**BF16, **IN_BACKWARD, "memory.recompute": "blocks", "train.batch_size": 1, "checkpoint.keep": 1,
+        base = {**BF16, **IN_BACKWARD, **BLOCKS, "train.batch_size": 1, "checkpoint.keep": 1,
                 "amp.master": "false", "train.out_dir": self.folder / "run", "schedule.min_lr": 6e-4}
         for name, size, limit, steps, keys in WALK:
             run = self.folder / "run"

@@ -24,9 +24,9 @@ interval = 0
 """
 
 
-def prepare(lathe, folder):
-    """Prepares folder/data from a repeated sentence."""
-    (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * 2000)
+def prepare(lathe, folder, repeats=2000):
+    """Prepares folder/data from a sentence that is repeated so often."""
+    (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * repeats)
     resident([lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte"], folder)
 
 

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <fstream>
 
 #include "core/dry_run.h"
 #include "core/memory.h"
@@ -19,14 +18,6 @@ namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-
-/// Returns the resident bytes of this process.
-int64_t resident_now() {
-  std::ifstream status("/proc/self/statm");
-  int64_t all = 0, resident = 0;
-  status >> all >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
 
 /// Returns this process's descriptors of unnamed files in a folder.
 std::vector<int> unnamed_files_in(const fs::path& folder) {
@@ -65,9 +56,9 @@ TEST_CASE("tensors of mapped memory keep their values when their pages are relea
   CHECK(t.sum().item<float>() == 0);
 
   t.copy_(expected);
-  const int64_t before = resident_now();
+  const int64_t before = rss_bytes();
   release_pages(t);
-  CHECK(before - resident_now() > 3 * n);
+  CHECK(before - rss_bytes() > 3 * n);
   release_pages(expected);  // not mapped: nothing happens
   MappedMemory::prefetch(t.storage().data_ptr());
   CHECK(at::equal(t, expected));

@@ -212,12 +212,7 @@ TEST_CASE("runs with divided positions use the memory and send the bytes that pl
                      "--train.steps=2",      "--train.eval_interval=0",
                      "--dist.timeout=60",    std::string("--dist.context=") + context};
     REQUIRE(train_on(f, 2, "kind.toml", context, keys).code == 0);
-    const Json figures = first_rank_stats(f / "runs" / context);
-    const Json forecast = plan_of(f, 2, "kind.toml", keys);
-    memory.push_back(figures.at("memory_bytes"));
-    CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
-    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
-          Approx(memory.back()).epsilon(0.05));
+    memory.push_back(check_forecast(f, 2, keys, f / "runs" / context));
   }
   // Most memory is activations, which each process has for half of the positions. Keys and values
   // are those of complete rows.

@@ -178,6 +178,19 @@ inline Json plan_of(const TempFolder& f, int ranks, const std::string& config,
   return Json::parse(plan.out);
 }
 
+/// Checks that `lathe plan` forecasts the bytes that rank 0 of a finished run sent per step and,
+/// within a twentieth, the peak memory of its tensors. `keys`: those of the run. Returns that
+/// memory in bytes.
+inline double check_forecast(const TempFolder& f, int ranks, const std::vector<std::string>& keys,
+                             const fs::path& run) {
+  const Json stats = first_rank_stats(run);
+  const Json forecast = plan_of(f, ranks, "kind.toml", keys);
+  const double memory = stats.at("memory_bytes");
+  CHECK(forecast.at("sent_bytes_per_step") == stats.at("sent_bytes"));
+  CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) == Approx(memory).epsilon(0.05));
+  return memory;
+}
+
 /// Returns a TCP port of the loopback interface on which no process listens.
 inline int free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);

@@ -412,13 +412,7 @@ TEST_CASE("tensor-parallel runs use the memory and send the bytes that plan fore
   for (const char* tensor : {"1", "2"}) {
     const Words own = with_keys(all, {std::string("--dist.tensor=") + tensor});
     REQUIRE(train_on(f, 2, "kind.toml", tensor, own).code == 0);
-    const Json figures = lathe::test::first_rank_stats(f / "runs" / tensor);
-    memory.push_back(figures.at("memory_bytes"));
-
-    const Json forecast = lathe::test::plan_of(f, 2, "kind.toml", own);
-    CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
-    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
-          Approx(memory.back()).epsilon(0.05));
+    memory.push_back(lathe::test::check_forecast(f, 2, own, f / "runs" / tensor));
   }
   // Selective recomputation keeps results that fit into unused memory, both in a run and in its
   // forecast.

@@ -98,12 +98,7 @@ TEST_CASE("updates in backward save the gradients' memory on each process, as pl
                                  more);
     const std::string name = more.empty() ? "after" : "during";
     REQUIRE(train_on(f, 2, "kind.toml", name, keys).code == 0);
-    const Json figures = first_rank_stats(f / "runs" / name);
-    const Json forecast = plan_of(f, 2, "kind.toml", keys);
-    memory.push_back(figures.at("memory_bytes"));
-    CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
-    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
-          Approx(memory.back()).epsilon(0.05));
+    memory.push_back(check_forecast(f, 2, keys, f / "runs" / name));
   }
   const double gradients = 4.0 * 8 * 12 * 64 * 64;
   CHECK(memory[0] - memory[1] > 0.6 * gradients);

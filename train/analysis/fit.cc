@@ -172,18 +172,13 @@ int64_t least_memory(const std::vector<Alternatives>& of,
 
 /// Returns the largest micro-batch that needs no more than `bytes`; nullopt if there is none.
 /// `batches`: sizes in descending order. `needs` returns nullopt for a size that the config
-/// excludes, such as an odd one for a task with pairs.
+/// excludes, such as an odd one for a task with pairs. It is called for a size more than once.
 std::optional<int64_t> largest_that_fits(
     std::vector<int64_t> batches, const std::function<std::optional<int64_t>(int64_t)>& needs,
     int64_t bytes) {
-  std::map<int64_t, std::optional<int64_t>> known;
-  const auto needs_of = [&](int64_t batch) {
-    if (!known.contains(batch)) known[batch] = needs(batch);
-    return known[batch];
-  };
-  const auto is_excluded = [&](int64_t batch) { return !needs_of(batch); };
+  const auto is_excluded = [&](int64_t batch) { return !needs(batch); };
   const auto fits = [&](int64_t batch) {
-    const std::optional<int64_t> needed = needs_of(batch);
+    const std::optional<int64_t> needed = needs(batch);
     return needed && *needed <= bytes;
   };
 
@@ -323,10 +318,16 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
     change.emplace_back("train.grad_accum", std::to_string(global / batch));
     return change;
   };
+  // The search needs the same keys several times, and each new ones take a dry run.
+  std::map<Overrides, std::optional<int64_t>> known;
+  const auto needed = [&](const Overrides& change, int64_t batch) {
+    const Overrides keys = with_batch(change, batch);
+    const auto [found, is_new] = known.try_emplace(keys);
+    if (is_new) found->second = resident(path, given, keys, now);
+    return found->second;
+  };
   const auto largest = [&](const Overrides& change) -> std::optional<Overrides> {
-    const auto needs = [&](int64_t batch) {
-      return resident(path, given, with_batch(change, batch), now);
-    };
+    const auto needs = [&](int64_t batch) { return needed(change, batch); };
     const auto batch = largest_that_fits(batches, needs, bytes);
     return batch ? std::optional(with_batch(change, *batch)) : std::nullopt;
   };
@@ -338,15 +339,15 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
                              "optimizer+parameters", "optimizer+activations+parameters"})
       offloads.push_back({{{"memory.offload", what}}});
   }
+  const std::vector<Alternatives> in_memory = settings_to_try(c, now.dry.ranks, now.dry.blocks);
   for (const Setting& offload : offloads) {
-    std::vector<Alternatives> kinds = settings_to_try(c, now.dry.ranks, now.dry.blocks);
+    std::vector<Alternatives> kinds = in_memory;
     kinds.push_back({offload});
     // Skip all combinations if even the smallest memory is too much. A small micro-batch may
     // exclude some settings, and needs more partial sums of gradients, so try the current size as
     // well.
     const int64_t least = least_memory(kinds, [&](const Overrides& change) {
-      const auto small = resident(path, given, with_batch(change, batches.back()), now);
-      const auto current = resident(path, given, with_batch(change, batches.front()), now);
+      const auto small = needed(change, batches.back()), current = needed(change, batches.front());
       return small && current ? std::optional(std::min(*small, *current)) : small ? small : current;
     });
     if (least > bytes) continue;

@@ -1,7 +1,5 @@
 // Tests that training steps after the first few allocate no memory from the system.
 #include <sys/resource.h>
-#include <unistd.h>
-#include <fstream>
 
 #include "core/memory.h"
 #include "tests/support/catch.h"
@@ -12,12 +10,6 @@ namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-
-int64_t resident_bytes() {
-  int64_t pages = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> pages >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
 
 /// Returns the number of minor page faults. The first access to a page causes one.
 int64_t page_faults() {
@@ -84,14 +76,14 @@ TEST_CASE(
     reset_memory_peaks();
     for (int64_t step = 0; step < 3; ++step) run_step(session, loader, step);
     const MemoryStats before = memory_stats();
-    const int64_t rss = resident_bytes(), faults = page_faults();
+    const int64_t rss = rss_bytes(), faults = page_faults();
     for (int64_t step = 3; step < setting.steps; ++step) run_step(session, loader, step);
     const MemoryStats after = memory_stats();
 
     CHECK(after.total_peak == before.total_peak);
     CHECK(after.blocks == before.blocks);
     CHECK(after.reserved == before.reserved);
-    CHECK(resident_bytes() - rss < 1'000'000);
+    CHECK(rss_bytes() - rss < 1'000'000);
     CHECK(page_faults() - faults < 50 * (setting.steps - 3));
 
     const auto used = [&](Memory m) {
