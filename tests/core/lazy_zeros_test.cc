@@ -11,7 +11,7 @@
 #include <numeric>
 #include <vector>
 
-#include "autograd/node.h"
+#include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "core/memory.h"
 #include "core/rng.h"

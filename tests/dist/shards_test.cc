@@ -246,6 +246,8 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
   // buckets, and one is full soon after the other.
   for (const Words& more : {Words{"--dist.bucket_mb=2", "--dist.shard=optimizer"},
                             Words{"--dist.bucket_mb=2", "--dist.shard=gradients"},
+                            Words{"--dist.bucket_mb=2", "--memory.update_in_backward=true",
+                                  "--train.grad_accum=2", "--optim.grad_clip=0"},
                             Words{"--amp.dtype=fp8", "--dist.shard=optimizer"}}) {
     INFO(more[0] << " " << more[1]);
     const Words own = with_keys(keys, more);

@@ -94,7 +94,7 @@ TEST_CASE("updates in backward save the gradients' memory on each process, as pl
   for (const Words& more : {Words{}, in_backward}) {
     const Words keys = with_keys({"--train.grad_accum=2", "--train.batch_size=1", "--train.steps=3",
                                   "--optim.grad_clip=0", "--train.eval_interval=0",
-                                  "--data.workers=0", "--dist.bucket_mb=0.2", "--dist.timeout=60"},
+                                  "--data.workers=0", "--dist.bucket_mb=0.05", "--dist.timeout=60"},
                                  more);
     const std::string name = more.empty() ? "after" : "during";
     REQUIRE(train_on(f, 2, "kind.toml", name, keys).code == 0);
