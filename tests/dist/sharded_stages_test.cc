@@ -14,11 +14,11 @@ using namespace lathe;
 using namespace lathe::test;
 using Words = std::vector<std::string>;
 
-const Kind tied_gpt{"gpt", "text",
-                    "n_layer = 3\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
-const Kind untied_gpt{"gpt", "text",
-                      "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\n"
-                      "tie_weights = false\n"};
+const Kind three_layers{"gpt", "text",
+                        "n_layer = 3\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
+const Kind four_layers{"gpt", "text",
+                       "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\n"
+                       "tie_weights = false\n"};
 
 const Words common_keys{"--train.steps=4",        "--train.grad_accum=4",
                         "--train.batch_size=2",   "--train.eval_interval=2",
@@ -42,14 +42,14 @@ TEST_CASE("sharding the updates of a stage among its data ranks changes no bits"
   };
 
   const std::vector<Cell> cells{
-      {tied_gpt, 4, {"--dist.pipeline=2", "--optim.grad_clip=0.1", "--optim.ema_decay=0.9"}},
+      {three_layers, 4, {"--dist.pipeline=2", "--optim.grad_clip=0.1", "--optim.ema_decay=0.9"}},
       // Muon needs complete matrices. Working copies and gradients are in bf16.
-      {tied_gpt, 4, {"--dist.pipeline=2", "--optim.kind=muon", "--amp.dtype=bf16"}},
+      {three_layers, 4, {"--dist.pipeline=2", "--optim.kind=muon", "--amp.dtype=bf16"}},
       // The number of data ranks, three, is not a power of two.
-      {untied_gpt, 6, {"--dist.pipeline=2", "--train.grad_accum=3", "--optim.kind=adamw8bit"}},
-      {untied_gpt, 8, {"--dist.pipeline=2", "--dist.tensor=2", "--optim.grad_clip=0.1"}},
-      {untied_gpt, 8, {"--dist.pipeline=4", "--amp.dtype=fp16", "--amp.loss_scale=16777216"}},
-      {untied_gpt, 4, {"--dist.pipeline=2", "--dist.context=2"}},
+      {four_layers, 6, {"--dist.pipeline=2", "--train.grad_accum=3", "--optim.kind=adamw8bit"}},
+      {four_layers, 8, {"--dist.pipeline=2", "--dist.tensor=2", "--optim.grad_clip=0.1"}},
+      {four_layers, 8, {"--dist.pipeline=4", "--amp.dtype=fp16", "--amp.loss_scale=16777216"}},
+      {four_layers, 4, {"--dist.pipeline=2", "--dist.context=2"}},
   };
 
   for (const Cell& cell : cells) {
@@ -68,7 +68,7 @@ TEST_CASE("a run resumes with the same bits on sharded stages, unsharded stages 
           "[sharded_stages]") {
   const TempFolder f;
   lathe::test::make_data(f);
-  lathe::test::write_config(f, untied_gpt);
+  lathe::test::write_config(f, four_layers);
   train_staged(f, "whole", 1, {});
 
   const auto until = [&](int step, int ranks, const Words& keys) {

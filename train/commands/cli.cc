@@ -1,6 +1,7 @@
 #include "train/commands/cli.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -9,8 +10,10 @@
 #include <cxxopts.hpp>
 #include <iostream>
 #include <iterator>
+#include <new>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 
 #include "core/device.h"
@@ -340,9 +343,9 @@ std::string sentence(const fs::filesystem_error& e) {
                  : "");
 }
 
-}  // namespace
-
-int run_cli(int argc, char** argv) {
+/// Runs the command of the arguments and reports its errors. Returns the exit code. Throws
+/// std::bad_alloc if there isn't even memory for the report.
+int run_and_report(int argc, char** argv) {
   try {
     open_standard_streams();
 
@@ -380,6 +383,18 @@ int run_cli(int argc, char** argv) {
     log(Level::error, std::string("internal: ") + e.what());
   }
   return static_cast<int>(Exit::internal);
+}
+
+}  // namespace
+
+int run_cli(int argc, char** argv) {
+  try {
+    return run_and_report(argc, argv);
+  } catch (const std::bad_alloc&) {
+    constexpr std::string_view message = "error: out of memory\n";
+    (void)!::write(STDERR_FILENO, message.data(), message.size());
+    return static_cast<int>(Exit::memory);
+  }
 }
 
 }  // namespace lathe

@@ -11,13 +11,13 @@ namespace {
 constexpr const char* highest = "peak";
 
 /// A row of the chart: its name, and its bytes with each setting.
-struct Row {
+struct ChartRow {
   std::string name;
   std::vector<double> bytes;
 };
 
-std::vector<Row> rows_of(const std::vector<std::pair<std::string, Forecast>>& settings) {
-  std::vector<Row> rows;
+std::vector<ChartRow> rows_of(const std::vector<std::pair<std::string, Forecast>>& settings) {
+  std::vector<ChartRow> rows;
   for (const auto& [setting, forecast] : settings) {
     auto parts = memory_by_category(forecast);
     parts.emplace_back(highest, static_cast<double>(forecast.peak_rss()));
@@ -26,7 +26,7 @@ std::vector<Row> rows_of(const std::vector<std::pair<std::string, Forecast>>& se
       rows[i].bytes.push_back(parts[i].second);
     }
   }
-  std::erase_if(rows, [](const Row& row) {
+  std::erase_if(rows, [](const ChartRow& row) {
     return std::all_of(row.bytes.begin(), row.bytes.end(), [](double b) { return b == 0; });
   });
   return rows;
@@ -61,9 +61,9 @@ std::vector<std::pair<std::string, double>> memory_by_category(const Forecast& f
 
 std::string memory_chart(const std::vector<std::pair<std::string, Forecast>>& settings) {
   constexpr int name_width = 18, bar_width = 48;
-  const std::vector<Row> rows = rows_of(settings);
+  const std::vector<ChartRow> rows = rows_of(settings);
   double most = 0;
-  for (const Row& row : rows) most = std::max(most, *std::ranges::max_element(row.bytes));
+  for (const ChartRow& row : rows) most = std::max(most, *std::ranges::max_element(row.bytes));
 
   // A bar consists of the letter of its setting. With more than two settings, the two letters
   // alternate.
@@ -73,7 +73,7 @@ std::string memory_chart(const std::vector<std::pair<std::string, Forecast>>& se
     text += format("%c  %s\n", letters[s % 2], settings[s].first.c_str());
   text += "\n";
 
-  for (const Row& row : rows) {
+  for (const ChartRow& row : rows) {
     for (size_t s = 0; s < row.bytes.size(); ++s) {
       const double share = row.bytes[s] / most;
       const auto length = static_cast<size_t>(std::lround(bar_width * share));

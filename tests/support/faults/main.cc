@@ -13,7 +13,8 @@
 //   LATHE_TEST_THREADS=N        limits the process to N threads, or exits with 77 if the limit
 //                               can't be set
 //   LATHE_TEST_LIMIT="KIND N"   limits the process: "file N" bytes in a file, "files N" open
-//                               files, "memory N" MiB more address space than it has now
+//                               files, "memory N" MiB more address space than it has now,
+//                               "heap N" bytes more heap memory than it has now
 //   LATHE_TEST_RNG_SHIFT=1      dropout uses the random numbers of the next step, as after an
 //                               incorrect resume
 #include <dlfcn.h>
@@ -132,12 +133,26 @@ void limit_threads(rlim_t most) {
   if (setrlimit(RLIMIT_NPROC, &limit) != 0) std::_Exit(77);
 }
 
+/// Leaves the process one free block of the heap with `n` bytes, and no way to get more memory.
+void limit_heap(size_t n) {
+  const rlimit limit{0, 0};
+  void* volatile free_block = std::malloc(n);
+  if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(77);
+  void* volatile block = nullptr;  // volatile, so that the compiler keeps the allocations
+  // Below 2 KiB, every size has its own list of free blocks.
+  for (size_t size = size_t{1} << 20; size >= 16; size = size > 2048 ? size / 2 : size - 16) do
+      block = std::malloc(size);
+    while (block != nullptr);
+  std::free(free_block);
+}
+
 /// Sets the limit that LATHE_TEST_LIMIT requests.
 void limit_resource(const std::string& text) {
   std::istringstream in(text);
   std::string kind;
   rlim_t n = 0;
   in >> kind >> n;
+  if (kind == "heap") return limit_heap(n);
 
   int resource = RLIMIT_FSIZE;
   if (kind == "files") resource = RLIMIT_NOFILE;

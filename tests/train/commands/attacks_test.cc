@@ -193,7 +193,8 @@ TEST_CASE("a command that exceeds a limit prints a message, and works afterwards
           "[attacks]") {
   for (const Attacked& row : attacked_commands()) {
     const int expected = expected_code(row);
-    for (const char* limit : {"file 0", "file 9000", "files 6", "memory 1", "memory 16"}) {
+    for (const char* limit :
+         {"file 0", "file 9000", "files 6", "heap 0", "heap 9000", "memory 1", "memory 16"}) {
       INFO("limit of " << limit << ":" << text_of(row.words));
       const Copy copy;
       const Finished attacked = copy.run_with({{"LATHE_TEST_LIMIT", limit}}, row.words);
