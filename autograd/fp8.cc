@@ -26,7 +26,9 @@ bool has_fp8_hardware(const at::Tensor& t) {
 }  // namespace
 
 at::Tensor Fp8Scaling::largest(Role role, const at::Tensor& t) const {
-  at::Tensor own = t.abs().amax().to(at::kFloat);
+  // amax() refuses empty tensors, which have no largest value.
+  at::Tensor own = t.numel() == 0 ? at::zeros({}, t.options().dtype(at::kFloat))
+                                  : t.abs().amax().to(at::kFloat);
   if (!history.defined()) return own;
   const at::Tensor row = history.select(0, role);
   // Record the largest value of t in a forward pass that records a graph and is not a

@@ -148,6 +148,12 @@ class GlooGroup final : public Group {
     group_->allreduce(tensors)->wait();
   }
 
+  void reduce_scatter_of_c10d(at::Tensor& out, at::Tensor& in) override {
+    check(in);
+    check(out);
+    group_->_reduce_scatter_base(out, in)->wait();
+  }
+
   at::Tensor gather(const at::Tensor& mine) override {
     check(mine);
     at::Tensor all;
@@ -231,6 +237,12 @@ class HostGroup : public Group {
     copy_back(flat, sum);
   }
 
+  void reduce_scatter_of_c10d(at::Tensor& out, at::Tensor& in) override {
+    at::Tensor all = in.cpu(), sum = on_host(out);
+    host_->reduce_scatter_of_c10d(sum, all);
+    copy_back(out, sum);
+  }
+
   int64_t bytes_sent() const override { return Group::bytes_sent() + host_->bytes_sent(); }
 
  protected:
@@ -295,6 +307,11 @@ class NcclGroup final : public HostGroup {
     finish(group_->allreduce(tensors));
   }
 
+  void reduce_scatter_of_c10d(at::Tensor& out, at::Tensor& in) override {
+    if (in.is_cpu()) return HostGroup::reduce_scatter_of_c10d(out, in);
+    finish(group_->_reduce_scatter_base(out, in));
+  }
+
  private:
   /// Makes the current stream wait for `work`, then makes this thread wait, at most timeout_
   /// seconds. NCCL itself has no time limit: everything that reads its result would wait for a lost
@@ -334,6 +351,7 @@ class DryGroup final : public Group {
   }
   void receive(at::Tensor&, int) override {}
   void all_reduce_of_c10d(at::Tensor&) override {}
+  void reduce_scatter_of_c10d(at::Tensor&, at::Tensor&) override {}
   at::Tensor gather(const at::Tensor& mine) override {
     return mine.unsqueeze(0).expand(sizes_of_all(ranks_, mine)).contiguous();
   }

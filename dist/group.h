@@ -45,6 +45,10 @@ class Group {
   /// Replaces `flat` by its sum over all ranks, in the order of c10d's all-reduce, which depends on
   /// the number of elements. Only `lathe bench collectives` uses it.
   virtual void all_reduce_of_c10d(at::Tensor& flat) = 0;
+  /// Makes `out` the share of this rank of the sum of `in` over all ranks, in the order of c10d's
+  /// reduce-scatter. `in` has as many elements as the outputs of all ranks together. Only `lathe
+  /// bench collectives` uses it.
+  virtual void reduce_scatter_of_c10d(at::Tensor& out, at::Tensor& in) = 0;
 
   /// Returns the number of bytes that this rank has sent in all_to_all(), all_gather() and send().
   virtual int64_t bytes_sent() const { return bytes_sent_; }

@@ -60,7 +60,8 @@ void set_console_level(Level level);
 /// threads log.
 void set_log_prefix(const std::string& prefix);
 /// Makes every later line also go to the file `path`, with its time and level. The file first gets
-/// up to 1000 lines that were logged earlier. Throws Exit::io if the file can't be opened.
+/// up to 1000 lines that were logged earlier. Call this function while no other thread logs. Throws
+/// Exit::io if the file can't be opened.
 void open_log_file(const std::string& path);
 /// Returns the number of lines that were lost so far because standard output or standard error was
 /// closed or full.

@@ -124,8 +124,10 @@ char find_separator(const std::string& file, std::string_view text, char usual) 
 }
 
 std::string csv_field(std::string_view text) {
-  const bool plain = text.find_first_of(",\"\r\n") == std::string_view::npos &&
-                     !text.starts_with(' ') && !text.ends_with(' ');
+  // Readers remove blanks around a field without quotes.
+  const auto is_blank = [](char c) { return c == ' ' || c == '\t'; };
+  const bool keeps_its_ends = text.empty() || (!is_blank(text.front()) && !is_blank(text.back()));
+  const bool plain = keeps_its_ends && text.find_first_of(",\"\r\n") == std::string_view::npos;
   return plain ? std::string(text) : '"' + replace_all(text, "\"", "\"\"") + '"';
 }
 

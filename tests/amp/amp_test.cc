@@ -294,6 +294,18 @@ TEST_CASE("delayed fp8 scaling uses the maxima of previous steps", "[amp]") {
   CHECK(largest(5) == 1);
 }
 
+TEST_CASE("an fp8 layer accepts a batch without rows", "[amp]") {
+  const Variable w = Variable::parameter(torch::ones({48, 32}));
+  w.leaf().precision.fp8 = std::make_shared<Fp8Scaling>();
+  const Variable x = Variable::parameter(torch::ones({0, 32}));
+  const Autocast autocast(at::kFloat8_e4m3fn);
+  const Variable y = linear(x, w);
+  CHECK(y.sizes() == at::IntArrayRef{0, 48});
+  backward(sum(y));
+  CHECK(w.grad().equal(torch::zeros({48, 32})));
+  CHECK(x.grad().sizes() == at::IntArrayRef{0, 32});
+}
+
 TEST_CASE("stochastic rounding is right on average; rounding to nearest loses small updates",
           "[amp]") {
   constexpr int64_t n = 200000;

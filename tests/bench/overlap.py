@@ -20,30 +20,11 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reliability"))
+from gpt_data import prepare
 from metrics import logged_steps
 from networks import ADDRESSES, NAMES, Networks
 
 BUCKET_MB, STEPS, PORT = 25, 6, 29547
-CONFIG = """[model]
-n_layer = 12
-n_head = 12
-n_embd = 768
-block_size = 256
-vocab_size = 50304
-[data]
-dir = "data"
-[train]
-steps = {steps}
-batch_size = 4
-grad_accum = {accum}
-threads = 1
-eval_interval = 0
-log_interval = 1
-[checkpoint]
-interval = 0
-[amp]
-dtype = "bf16"
-"""
 
 
 def on_loopback(words, folder):
@@ -75,7 +56,7 @@ def measure(start, lathe, folder, rounds):
         rows = json.loads(table.strip().splitlines()[-1])["collectives"]
         bucket = next(row for row in rows if row["mb"] == BUCKET_MB and row["collective"].startswith("sum"))
         subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
-        start([lathe, "train", "overlap.toml", "--train.out_dir=run"], folder)
+        start([lathe, "train", "overlap.toml", "--train.out_dir=run", "--train.threads=1"], folder)
         steps = logged_steps(folder / "run")[2:]
         sent = steps[-1]["ranks"][0]["sent_bytes"]
         alone = bucket["ms"] * sent / bucket["bytes_sent"]
@@ -99,9 +80,8 @@ def main():
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "text.txt").write_bytes(bytes(32 + i * i * 7 % 91 for i in range(400000)))
-        (folder / "overlap.toml").write_text(CONFIG.format(steps=STEPS, accum=a.accum))
-        subprocess.run([lathe, "prepare", "text.txt", "--out", "data"], cwd=folder, check=True, capture_output=True)
+        prepare(lathe, folder, "overlap.toml", layers=12, heads=12, dim=768, context=256, vocabulary=50304, steps=STEPS, batch=4,
+                accum=a.accum)
         print("| network | MB sent per step | ms per step | exchange alone, ms | waited, ms | hidden |\n|---|---|---|---|---|---|")
         print_row("loopback", on_loopback)
         with Networks() as networks:

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Measures Lathe on this machine and writes the tables of docs/benchmarks/README.md.
 
-usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] [--rounds 3] [ops|steps|growth|recompute ...]
+usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] [--rounds 3]
+                      [ops|steps|compiled|growth|recompute ...]
 
 ops: each op, compared with the same computation in ATen. steps: training steps of four models, with
 Lathe's kernels and with ATen's (train.kernels = "aten"). With --peer, they are compared with
 PyTorch (tests/bench/torch_gpt.py): with tuned PyTorch (fused AdamW, and a C allocator that keeps
-its memory) in the same rounds as Lathe, and with PyTorch's default settings in one round. growth:
+its memory) in the same rounds as Lathe, and with PyTorch's default settings in one round. compiled:
+the same models, compared with the tuned PyTorch whose model is compiled by torch.compile. growth:
 longer contexts, larger batches, wider models and more threads, in one round each; with --peer
 compared with tuned PyTorch. recompute: the memory of activations and the time for each value of
 memory.recompute, by depth, and the exponents fitted to the memory. Runs that other processes
@@ -123,6 +125,23 @@ class Bench:
                             f"{fastest / best['bf16']['lathe']['ms_median']:.2f} | | | | | |")
         return rows
 
+    def compiled(self):
+        if not self.args.peer:
+            return ["(not measured: performance.py had no --peer)"]
+        rows = ["| | Lathe, ms | compiled, ms | compiled / Lathe | peak MB | compiled, MB | start to first step, s | "
+                "compiled, s |", "|---" * 8 + "|"]
+        for name, model in MODELS.items():
+            for dtype in ("fp32", "bf16"):
+                m = measure([("lathe", self.lathe(model, dtype), dict(os.environ)),
+                             ("compiled", self.torch(model, dtype, "--compile --optim fused"), tuned_environment())],
+                            self.args.rounds)
+                lathe, peer = m["lathe"], m["compiled"]
+                rows.append(f"| {name} {dtype} | {lathe['ms_median']:.4g} | {peer['ms_median']:.4g} | "
+                            f"{peer['ms_median'] / lathe['ms_median']:.2f} | {lathe['rss_mb']:.0f} | "
+                            f"{peer['rss_mb']:.0f} | {lathe['first_step_s']:.2f} | {peer['first_step_s']:.2f} |")
+                print(rows[-1], flush=True)
+        return rows
+
     def growth(self):
         rows = ["| 4 layers, bf16 | ms a step | tokens/s | of the ceiling | PyTorch tuned, ms | tuned / Lathe | peak MB | "
                 "PyTorch, MB |", "|---" * 8 + "|"]
@@ -185,7 +204,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("data/bench"))
     parser.add_argument("--peer", help="a Python with torch and numpy")
     parser.add_argument("--rounds", type=int, default=3)
-    names = ("ops", "steps", "growth", "recompute")
+    names = ("ops", "steps", "compiled", "growth", "recompute")
     parser.add_argument("which", nargs="*", choices=[*names, []])
     args = parser.parse_args()
     bench = Bench(args)

@@ -15,30 +15,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import gpt_data
 from metrics import logged_steps
 from peak import resident
 
 HERE = Path(__file__).resolve().parent
 LAYERS, HEADS, DIM, CONTEXT, BATCH, ACCUM, VOCABULARY, STEPS = 6, 6, 384, 256, 4, 4, 256, 8
-CONFIG = f"""[model]
-n_layer = {LAYERS}
-n_head = {HEADS}
-n_embd = {DIM}
-block_size = {CONTEXT}
-vocab_size = {VOCABULARY}
-[data]
-dir = "data"
-[train]
-steps = {STEPS}
-batch_size = {BATCH}
-grad_accum = {ACCUM}
-eval_interval = 0
-log_interval = 1
-[checkpoint]
-interval = 0
-[amp]
-dtype = "bf16"
-"""
 
 
 def lathe_step(lathe, folder, ranks, shard):
@@ -72,11 +54,9 @@ def main():
     lathe = str(Path(a.lathe).resolve())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        text = bytes(32 + i * i * 7 % 91 for i in range(400000))
-        (folder / "text.txt").write_bytes(text)
-        (folder / "tokens.bin").write_bytes(b"".join(bytes([b, 0]) for b in text))
-        (folder / "ranks.toml").write_text(CONFIG)
-        subprocess.run([lathe, "prepare", "text.txt", "--out", "data"], cwd=folder, check=True, capture_output=True)
+        (folder / "tokens.bin").write_bytes(b"".join(bytes([b, 0]) for b in gpt_data.TEXT))
+        gpt_data.prepare(lathe, folder, "ranks.toml", layers=LAYERS, heads=HEADS, dim=DIM, context=CONTEXT, batch=BATCH,
+                         accum=ACCUM, vocabulary=VOCABULARY, steps=STEPS)
 
         rows = {f"Lathe, {ranks} x {2 // ranks} threads, {shard}": (lambda r=ranks, s=shard: lathe_step(lathe, folder, r, s))
                 for ranks, shard in [(1, "none"), *((2, s) for s in ("none", "optimizer", "gradients", "parameters"))]}

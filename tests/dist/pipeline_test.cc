@@ -523,6 +523,21 @@ TEST_CASE("weights of another stage that are not finite are never saved", "[pipe
   }
 }
 
+TEST_CASE("every stage warns about its weights beyond the range of checkpoint.dtype",
+          "[pipeline]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, staged_gpt);
+  const Words keys = with_keys(
+      pipeline_keys, {"--train.steps=1", "--train.eval_interval=0", "--dist.pipeline=2",
+                      "--schedule.kind=constant", "--optim.lr=1e6", "--checkpoint.dtype=fp16"});
+  const Finished done = train_on(f, 2, "kind.toml", "run", keys);
+  INFO(done.out << done.err);
+  CHECK(done.code == 0);
+  for (const char* name : {"blocks.0.", "blocks.3."})
+    CHECK_THAT(done.err, ContainsSubstring(name) && ContainsSubstring("checkpoint.dtype"));
+}
+
 TEST_CASE("dist.pipeline is refused if a model or another key excludes it", "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);

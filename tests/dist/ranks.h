@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -204,9 +205,10 @@ inline int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// Runs the hidden test case with `tag` in `ranks` processes, and checks that it passes in each
-/// process.
-inline void check_on_ranks(int ranks, const std::string& tag) {
+/// Runs the hidden test case with `tag` in `ranks` processes, with the variables of `environment`.
+/// Returns how each process ended.
+inline std::vector<Finished> run_on_ranks(int ranks, const std::string& tag,
+                                          const std::map<std::string, std::string>& environment) {
   const TempFolder f;
   const std::string port = std::to_string(free_port());
   std::vector<Finished> done(static_cast<size_t>(ranks));
@@ -216,20 +218,28 @@ inline void check_on_ranks(int ranks, const std::string& tag) {
     std::vector<std::jthread> threads;
     for (int r = 0; r < ranks; ++r) {
       threads.emplace_back([&, r] {
+        std::map<std::string, std::string> own{{"RANK", std::to_string(r)},
+                                               {"WORLD_SIZE", std::to_string(ranks)},
+                                               {"MASTER_ADDR", "127.0.0.1"},
+                                               {"MASTER_PORT", port},
+                                               {"OMP_NUM_THREADS", "1"}};
+        own.insert(environment.begin(), environment.end());
         done[static_cast<size_t>(r)] =
             run({.binary = (binary_folder() / "tests/lathe_tests").string(),
                  .args = {tag},
                  .folder = f.path(),
-                 .environment = {{"RANK", std::to_string(r)},
-                                 {"WORLD_SIZE", std::to_string(ranks)},
-                                 {"MASTER_ADDR", "127.0.0.1"},
-                                 {"MASTER_PORT", port},
-                                 {"OMP_NUM_THREADS", "1"}},
+                 .environment = own,
                  .apart = true});
       });
     }
   }
+  return done;
+}
 
+/// Runs the hidden test case with `tag` in `ranks` processes, and checks that it passes in each
+/// process.
+inline void check_on_ranks(int ranks, const std::string& tag) {
+  const std::vector<Finished> done = run_on_ranks(ranks, tag, {});
   for (int r = 0; r < ranks; ++r) {
     INFO("rank " << r << " of " << ranks << ": " << done[static_cast<size_t>(r)].out
                  << done[static_cast<size_t>(r)].err);

@@ -1,6 +1,7 @@
 // Implements `lathe bench collectives`: measures the collectives of runs on several processes, and
 // c10d's collectives for comparison.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
@@ -24,8 +25,8 @@
 namespace lathe {
 namespace {
 
-/// A collective on tensors of one size, implemented by Lathe and by c10d. `c10d` is null if c10d
-/// does not have it.
+/// A collective on tensors of one size, implemented by Lathe and by c10d. `c10d` is null if Lathe
+/// passes the tensors to c10d without any change.
 struct CollectiveBench {
   std::string name;
   std::function<void()> ours, c10d;
@@ -57,18 +58,32 @@ std::vector<CollectiveBench> make_collectives(int64_t elements, at::Device devic
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   const at::Tensor whole = at::full({elements}, 1.0f, options),
                    part = at::full({share}, 1.0f, options);
-  at::Tensor library = at::full({elements}, 0.0f, options);
+  at::Tensor library = at::full({elements}, 0.0f, options), received = at::empty_like(part),
+             other = at::empty_like(whole);
   Group& group = world().ops();
+  const int ranks = world().size(), rank = world().rank();
+  const auto exchange_around = [=, &group]() mutable {
+    const auto wait = group.send(part, (rank + 1) % ranks);
+    group.receive(received, (rank + ranks - 1) % ranks);
+    wait();
+  };
+  std::vector<int64_t> cuts(static_cast<size_t>(ranks) + 1);
+  for (size_t i = 0; i < cuts.size(); ++i) cuts[i] = static_cast<int64_t>(i) * share;
   // dist/exchange.h sums gradients as in the first row.
   return {
       {.name = "sum (ordered)",
        .ours = [=] { all_gather(reduce_scatter(whole)); },
        .c10d = [=, &group]() mutable { group.all_reduce_of_c10d(library); }},
-      {.name = "reduce-scatter (ordered)", .ours = [=] { reduce_scatter(whole); }, .c10d = nullptr},
+      {.name = "reduce-scatter (ordered)",
+       .ours = [=] { reduce_scatter(whole); },
+       .c10d = [=, &group]() mutable { group.reduce_scatter_of_c10d(received, library); }},
       {.name = "all-gather",
        .ours = [=] { all_gather(part); },
        .c10d = [=, &group] { group.gather(part); }},
-      {.name = "all-to-all", .ours = [=] { all_to_all(whole); }, .c10d = nullptr}};
+      {.name = "all-to-all",
+       .ours = [=] { all_to_all(whole); },
+       .c10d = [=, &group]() mutable { group.all_to_all(other, library, cuts); }},
+      {.name = "send to the next rank", .ours = exchange_around, .c10d = nullptr}};
 }
 
 }  // namespace

@@ -320,7 +320,8 @@ Exit dispatch(int argc, char** argv) {
   }
   // With `lathe launch -n 2 -- train --help`, the user asks for the help of train.
   if (command.is_raw && std::any_of(separator, args.end(), asks_help)) {
-    print_help(&find_command(*(separator + 1)));
+    const std::string& word = *(separator + 1);
+    print_help(asks_help(word) ? nullptr : &find_command(word));
     return Exit::done;
   }
 

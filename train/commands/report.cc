@@ -45,9 +45,9 @@ fs::path library_file(const std::string& name) {
 /// request that map.
 std::string library(const std::string& name) {
   std::string text = read_file(library_file(name), Exit::io);
-  if (const size_t map = text.rfind("sourceMappingURL="); map != std::string::npos) {
-    // The position of // at the beginning of the comment, or of the byte before /*.
-    const size_t begin = text.rfind('/', map) - 1;
+  const std::string_view mark = "# sourceMappingURL=";
+  if (const size_t map = text.rfind(mark); map != std::string::npos && map >= 2) {
+    const size_t begin = map - 2;  // the comment begins with // or /*
     text.erase(begin, text.find('\n', map) - begin);
   }
   return text;

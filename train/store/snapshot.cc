@@ -265,8 +265,10 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
   for (const auto& p : parameters) {
     const at::Tensor t = kept_elements(p).first;
     if (t.numel() == 0) continue;
-    // Several ranks may have the same complete parameter. Only rank 0 warns about such a parameter.
-    const bool warns = world().is_writer() || t.numel() < full_numel(p.parameter);
+    // The data ranks and the tensor ranks of a stage may have the same complete parameter. Only the
+    // first of these ranks warns about it.
+    const bool is_first = world().data().rank == 0 && world().tensor().rank == 0;
+    const bool warns = is_first || t.numel() < full_numel(p.parameter);
     const auto [least, largest] = at::aminmax(t);  // both are NaN if an element is NaN
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {
       fail(Exit::diverged, "after step ", step, " the parameter ", p.path,

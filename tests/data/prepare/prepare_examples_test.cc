@@ -76,6 +76,20 @@ struct Prepared {
 
 using Rows = std::vector<std::vector<double>>;
 
+TEST_CASE("CsvReader reads each field that csv_field() writes", "[prepare_examples]") {
+  const std::vector<std::string> texts{"",    "a",     " a",   "a ",     "\ta",    "a\t",
+                                       "\t",  "a,b",   "\"a\"", "a\r\nb", "a\tb;c", "\"",
+                                       "\r", "a\r", "last"};
+  std::string line;
+  for (const std::string& text : texts) line += (line.empty() ? "x," : ",") + csv_field(text);
+
+  std::vector<std::string_view> fields;
+  CsvReader reader(line, "t.csv");
+  REQUIRE(reader.next(fields));
+  REQUIRE(fields.size() == texts.size() + 1);
+  for (size_t i = 0; i < texts.size(); ++i) CHECK(fields[i + 1] == texts[i]);
+}
+
 TEST_CASE("CsvReader reads fields, quotes, line ends and byte-order marks", "[prepare_examples]") {
   std::vector<std::string_view> fields;
   const std::string text = "\xEF\xBB\xBF\"a \"\"b\"\"\", c ,\r\n\r\n \t\n\"x,\ny\" ,\"\",3";

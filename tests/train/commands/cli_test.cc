@@ -206,6 +206,7 @@ TEST_CASE("help and version are printed, in lines of limited length", "[cli]") {
   CHECK_THAT(out({"--version"}), ContainsSubstring("lathe 0."));
   CHECK_THAT(out({"generate", "-h"}), ContainsSubstring("--top-p"));
   CHECK(out({"launch", "-n", "2", "--", "train", "--help"}) == out({"train", "--help"}));
+  CHECK(out({"launch", "-n", "2", "--", "--help"}) == all);
 
   for (const Command& command : commands()) {
     INFO(command.name);

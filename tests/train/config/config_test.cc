@@ -272,7 +272,7 @@ TEST_CASE("numbers are read in any common notation if the value is exact", "[con
   }
 
   for (const char* text :
-       {"1.5e0", "1e-1", "1__0", "_1", "1_", "e3", ".", "", "+", "1e", "--3", "1 0", "0x", "inf"}) {
+       {"1.5e0", "1e-1", "1.5e-9223372036854775808", "1e9223372036854775807", "1__0", "_1", "1_", "e3", ".", "", "+", "1e", "--3", "1 0", "0x", "inf"}) {
     INFO(text);
     CHECK_THAT(
         error_of([&] { load("train.steps", text); }),

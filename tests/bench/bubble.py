@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Measures how long the stages of a pipeline are idle, and compares it with the forecast of lathe plan.
+
+usage: bubble.py LATHE [--rounds N]
+
+Trains a GPT model with 8 blocks in two stages, with one thread per process, for several values of
+dist.virtual_stages and several numbers of micro-batches. "Measured" is the part of the forward and
+backward passes in which a stage waits for the other one, as the mean of both stages. Prints medians
+over the rounds.
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+from gpt_data import prepare
+from metrics import logged_steps
+
+SIZES = dict(layers=8, heads=6, dim=384, context=128, vocabulary=256, batch=2, accum=2, steps=12)
+
+
+def measure(lathe, folder, words):
+    """Returns the ms of a step, and the idle part of the stages."""
+    subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
+    subprocess.run([lathe, "launch", "-n", "2", "--", "train", "bubble.toml", "--train.out_dir=run", *words], cwd=folder,
+                   check=True, capture_output=True)
+    steps = logged_steps(folder / "run")[3:]
+    idle = [statistics.mean(r["wait_ms"] / (r["busy_ms"] + r["wait_ms"]) for r in step["ranks"]) for step in steps]
+    return statistics.median(step["step_ms"] for step in steps), statistics.median(idle)
+
+
+def forecast(lathe, folder, words):
+    out = subprocess.run([lathe, "plan", "bubble.toml", "--ranks", "2", "--json", *words], cwd=folder, check=True,
+                         capture_output=True, text=True).stdout
+    return json.loads(out.strip().splitlines()[-1])["pipeline_bubble"]
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("lathe")
+    p.add_argument("--rounds", type=int, default=5)
+    a = p.parse_args()
+    lathe = str(Path(a.lathe).resolve())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(lathe, folder, "bubble.toml", **SIZES)
+        cases = {(parts, n): ["--dist.pipeline=2", f"--dist.virtual_stages={parts}", f"--train.grad_accum={n}", "--train.threads=1"]
+                 for n in (2, 4, 8) for parts in (1, 2, 4)}
+        found = {case: [] for case in cases}
+        for _ in range(a.rounds):
+            for case, words in cases.items():
+                found[case].append(measure(lathe, folder, words))
+        print("| micro-batches | `dist.virtual_stages` | idle, forecast | measured | ms per step |\n|---|---|---|---|---|")
+        for (parts, n), figures in found.items():
+            ms, idle = (statistics.median(column) for column in zip(*figures))
+            planned = forecast(lathe, folder, cases[parts, n])
+            print(f"| {n} | {parts} | {100 * planned:.0f}% | {100 * idle:.0f}% | {ms:.0f} |", flush=True)
+
+
+main()
