@@ -2,11 +2,11 @@
 """Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
 
 A run begins on 1, 2 or 4 processes. A random rank gets SIGKILL at a random moment. The run is
-started again, until it ends, on another number of processes, with another dist.shard or with updates
-in the backward pass, with another memory.offload, and with or without a pipeline of two stages and
-saves in the background. Then its metrics and its newest checkpoint must be those of an uninterrupted
-run on one process. No start may lose the newest checkpoint. A start that takes more than a minute is
-a hang.
+started again until it ends. Each start has another number of processes, another dist.shard or
+updates in the backward pass, another memory.offload, and possibly a pipeline of two stages and
+saves in the background. Then the metrics and the newest checkpoint must equal those of an
+uninterrupted run on one process. No start may lose the newest checkpoint. A start that takes more
+than a minute counts as a hang.
 """
 import os
 import random
@@ -20,14 +20,15 @@ from tiny import Tiny, check, checkpoints, control, difference
 
 STEPS, SAVED, TIMEOUT, MICRO_BATCHES = 40, 5, 5, 4
 SHARDS = ["none", "optimizer", "gradients", "parameters"]
-# A run on pipeline stages is bitwise equal to one on one process only if embeddings are not tied.
+# A run on pipeline stages is bitwise equal to a run on one process only if embeddings are not tied.
 WORDS = [f"--train.grad_accum={MICRO_BATCHES}", "--memory.recompute=blocks", "--model.tie_weights=false",
          "--model.n_layer=2",
          f"--dist.timeout={TIMEOUT}"]
 
 
 def ranks_of(launcher):
-    """Returns a launcher's child processes by rank, which it reads from their environment."""
+    """Returns the child processes of a launcher by rank. Reads each rank from the environment of
+    the child."""
     found = {}
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
     for pid in children.read_text().split() if children.exists() else []:
@@ -47,7 +48,8 @@ class Kills:
         self.runs, self.struck = 0, 0
 
     def start(self, run, ranks):
-        # The keys drawn here may change from start to start, and change no bit of the results.
+        # The keys drawn here may differ between the starts of a run. They change no bit of the
+        # results.
         words = self.tiny.command(run)[1:]
         pipeline = self.draw.choice([1, 2]) if ranks > 1 else 1
         offload = ["none", "optimizer"] + (["activations", "optimizer+activations"] if pipeline == 1 else [])
@@ -57,7 +59,7 @@ class Kills:
         else:
             words.append(f"--dist.shard={self.draw.choice(SHARDS)}")
         kept = self.draw.choice(offload)
-        # Saves in the background would copy state that is on the disk into memory.
+        # A save in the background would copy state from the disk into memory.
         saves = ["true", "false"] if kept in ("none", "activations") else ["false"]
         words += [f"--memory.offload={kept}", f"--checkpoint.async_save={self.draw.choice(saves)}",
                   f"--dist.pipeline={pipeline}"]
@@ -114,7 +116,7 @@ def main():
         all_.trial()
         check(all_.runs < 3 * kills + 10, "the runs end before they are struck")
 
-    # A wrong seed must be noticed.
+    # The test must notice a run with a wrong seed.
     other = Tiny(sys.argv[1], steps=STEPS, interval=SAVED, words=[*WORDS, "--train.seed=7"])
 
     def compare():

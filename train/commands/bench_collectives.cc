@@ -25,14 +25,14 @@ namespace lathe {
 namespace {
 
 /// A collective on tensors of one size, implemented by Lathe and by c10d. `c10d` is null if c10d
-/// does not have it.
+/// does not support the collective.
 struct CollectiveBench {
   std::string name;
   std::function<void()> ours, c10d;
 };
 
-/// Returns the median time of `repeats` calls in milliseconds, on the rank where it is largest. All
-/// ranks must call it.
+/// Returns the median time of `repeats` calls in milliseconds, on the rank where this median is
+/// largest. All ranks must call this function.
 double median_ms(const std::function<void()>& f, int repeats, const std::string& device) {
   std::vector<double> all;
   f();
@@ -59,7 +59,7 @@ std::vector<CollectiveBench> make_collectives(int64_t elements, at::Device devic
                    part = at::full({share}, 1.0f, options);
   at::Tensor library = at::full({elements}, 0.0f, options);
   Group& group = world().ops();
-  // dist/exchange.h sums gradients as in the first row.
+  // The first row sums a tensor in the way in which dist/exchange.h sums gradients.
   return {
       {.name = "sum (ordered)",
        .ours = [=] { all_gather(reduce_scatter(whole)); },
