@@ -98,9 +98,9 @@ struct Compute {
 
 /// While this object exists, ops of this thread whose policy is Amp::low compute in the given
 /// dtype. float32 turns autocast off, even inside another Autocast. With float8_e4m3fn, linear
-/// layers whose weight has an Fp8Scaling compute in fp8, and all other ops with this policy compute
-/// in bfloat16. Other threads are not affected. If `cache` is set, the cast of a weight without a
-/// working copy is kept until the outermost Autocast ends.
+/// layers whose weight has an Fp8Scaling compute in fp8, and all other ops whose policy is Amp::low
+/// compute in bfloat16. Other threads are not affected. If `cache` is set, the cast of a weight
+/// without a working copy is kept until the outermost Autocast ends.
 class Autocast : public ModeGuard {
  public:
   explicit Autocast(Compute compute);
@@ -115,7 +115,7 @@ class Autocast : public ModeGuard {
 void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute,
                          bool copies, bool low_grad);
 /// Updates the working copy of each parameter that has changed since the copy was written. Call it
-/// after parameters were changed other than by the optimizer step, for example when they were
+/// after anything but the optimizer step has changed parameters, for example after they were
 /// loaded.
 void refresh_working_copies(std::span<const NamedParameter> parameters);
 /// Makes the linear layers of a model's repeated blocks compute in fp8 under an fp8 Autocast,

@@ -55,7 +55,7 @@ struct detail::StoredActivation {
   const uint64_t number;
   const size_t bytes;
   const int64_t version;
-  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // reserves the address in `key`
+  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // keeps the address `key` in use
   const c10::StorageImpl* const key;
   uint64_t offset = 0;
 

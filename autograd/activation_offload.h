@@ -8,8 +8,8 @@
 // not have written them yet, and because the backward pass uses them first. An activation leaves
 // the window once it is written and newer activations have filled the window. The backward pass
 // uses activations in roughly reverse order, so an access to one activation also starts to read the
-// activations that were saved before it, up to the size of the window. The size of the window
-// limits memory use, whatever the speed of the disk, so a dry run has the same peak.
+// activations that were saved before it, up to the size of the window. Memory use depends on the
+// size of the window and not on the speed of the disk, so a dry run has the same peak as the run.
 //
 // If tensors share a storage, the complete storage is written once.
 #pragma once

@@ -1,6 +1,6 @@
 // Defines formulas of elementwise ops. A formula is a forward pass that fused() or deferred() has
-// recorded, or the backward pass that is derived from it. A formula runs as a chain
-// (core/kernels/chain.h).
+// recorded, or the backward pass that is derived from it. A formula runs as a chain: block by
+// block, with all ops on a block before the next one (core/kernels/chain.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

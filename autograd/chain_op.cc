@@ -95,8 +95,8 @@ Variable run_op_by_op(const Recorded& r, const std::vector<Variable>& inputs,
 
     const auto found = std::find(r.kept.begin(), r.kept.end(), static_cast<int>(i));
     if (found == r.kept.end()) continue;
-    // Write without incrementing the tensor's version: the op has already saved its result, and the
-    // op's backward must read this value.
+    // Write without incrementing the tensor's version, because the op that returned the tensor may
+    // have saved it: with another version, the op's backward would throw.
     const at::Tensor& value = kept[static_cast<size_t>(found - r.kept.begin())].data();
     std::memcpy(results[i].data().mutable_data_ptr(), value.const_data_ptr(), value.nbytes());
   }
@@ -196,9 +196,10 @@ struct Fused {
   }
 
  private:
-  /// For each input of full shape that has several uses, replaces the gradients of the uses by
-  /// their sum, added in the engine's order. Does nothing for an input that already has a gradient
-  /// in the engine, since the engine would add the uses' gradients to that gradient one by one.
+  /// For each input that has the formula's shape and several uses, replaces the gradients of the
+  /// uses by their sum, added in the engine's order. Does nothing for an input that already has a
+  /// gradient in the engine, since the engine would add the uses' gradients to that gradient one by
+  /// one.
   void add_up(ChainFormula& formula, std::vector<ChainUse>& uses, GradSlots& slots) const {
     for (size_t first = 0; first < uses.size(); ++first) {
       ChainUse& use = uses[first];

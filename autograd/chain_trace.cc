@@ -224,9 +224,9 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
   return add(form, info, inputs);
 }
 
-/// Records whether the chain uses rows and calls ATen's functions once the op is added.
-/// `one_per_row`: the op's operands have one element per row. Throws ChainAbandoned if the op needs
-/// complete rows and these are missing, or if a chain that combines rows with these calls would not
+/// Updates, for a new op, whether the chain uses rows and whether its ops call ATen's functions.
+/// `one_per_row`: the new op's operands have one element per row. Throws ChainAbandoned if the op
+/// needs complete rows and these are missing, or if a chain with both rows and such calls would not
 /// be bitwise equal to ATen.
 void ChainTrace::update_row_use(ChainOp op, bool one_per_row) {
   if (needs_rows(op) && (one_per_row || !has_rows())) detail::abandon_chain();
@@ -239,7 +239,8 @@ void ChainTrace::update_row_use(ChainOp op, bool one_per_row) {
   calls_per_row_ = calls_per_row;
 }
 
-/// Returns whether the chain may use rows together with these calls of ATen's functions.
+/// Returns whether the chain may use rows. `calls` and `calls_per_row`: whether its ops call ATen's
+/// functions on values of the chain's shape, and on values with one element per row.
 bool ChainTrace::can_use_rows(bool calls, bool calls_per_row) const {
   return rows_split_alike(per_row_layout().size, sizes_.back(), calls, calls_per_row);
 }
@@ -258,8 +259,8 @@ void ChainTrace::check_operands(const ChainForm& form, int a, int b, bool one_pe
     is_low = is_low && v.dtype == at::kBFloat16;
   }
   for (const int value : {a, b}) {
-    // The engine would sum the bfloat16 gradient of such an operand along rows in ATen's order, and
-    // a chain can't sum in that order.
+    // Abandon the chain if a computed bfloat16 operand has one element per row: the engine would
+    // sum the operand's gradient along rows in ATen's order, and a chain can't sum in that order.
     if (value < 0 || one_per_row || !is_low) continue;
     const ChainValue& v = formula_[value];
     if (v.per_row && v.needs_grad && v.op != ChainOp::input) detail::abandon_chain();
@@ -287,7 +288,7 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
 
   // Whether ATen's gelu() computes the op.
   const bool is_gelu = op == ChainOp::gelu || op == ChainOp::gelu_exact;
-  // ATen divides one element per row among threads differently than a chain does.
+  // ATen divides a tensor with one element per row among threads differently than a chain does.
   if (is_gelu && one_per_row) detail::abandon_chain();
   if (is_gelu && !gelu_splits_alike(c10::multiply_integers(sizes_))) detail::abandon_chain();
 

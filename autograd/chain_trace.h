@@ -31,7 +31,7 @@ at::Tensor compare_in_chain(Comparison op, const Operand& a, const Operand& b);
 
 }  // namespace detail
 
-/// Records the ops that a function runs on given inputs as a formula. While it records
+/// Records, as a formula, the ops that a function runs on given inputs. During the recording
 /// (Mode::chain), ops return placeholder tensors without memory. Throws ChainAbandoned for anything
 /// that a chain can't contain: ops that are neither elementwise nor ops on rows (needs_rows()),
 /// results that do not have the common shape of the inputs, values of other dtypes than float32,

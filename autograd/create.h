@@ -17,8 +17,8 @@ Variable zeros(at::IntArrayRef sizes, at::TensorOptions options = {});
 Variable ones(at::IntArrayRef sizes, at::TensorOptions options = {});
 /// Returns a tensor of shape `sizes` filled with `value`.
 Variable full(at::IntArrayRef sizes, double value, at::TensorOptions options = {});
-/// Returns start, start + step, ... below end (above it for a negative step). Throws if step is 0
-/// or its sign is not that of end - start.
+/// Returns start, start + step, ... below end (above it for a negative step). Throws if step is 0,
+/// or if step and end - start have opposite signs.
 Variable arange(double start, double end, double step = 1, at::TensorOptions options = {});
 /// Returns 0, 1, ... below end.
 Variable arange(double end, at::TensorOptions options = {});

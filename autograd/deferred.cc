@@ -20,8 +20,8 @@
 
 namespace lathe {
 
-/// The node of a deferred op. The node has its position in the graph before the op runs. `made` is
-/// the node of the op that later computes the output.
+/// The node of a deferred op. The node takes its position in the graph before the op runs. `made`
+/// is the node of the op that later computes the output.
 struct DeferredNode final : Node {
   explicit DeferredNode(const at::Tensor& output) : Node({&output, 1}) {}
 
@@ -354,7 +354,8 @@ Variable DeferOps::record_on_cpu(const ChainForm& form, const OpInfo& info,
     }
   }
   if (form.mask.defined() && !at::is_expandable_to(form.mask.sizes(), sizes)) return {};
-  // An op on values with one element per row belongs to the recorded ops that compute these values.
+  // An op on recorded values with one element per row joins the recorded ops, although its result
+  // is smaller than theirs.
   const bool is_of_rows =
       trace_ && trace_->has_rows() && sizes == per_row_sizes(trace_->sizes()) &&
       std::ranges::any_of(inputs, [&](const Variable& v) { return trace_->has(v); });

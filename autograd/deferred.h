@@ -31,7 +31,7 @@ class DeferOps : public ModeGuard {
   /// Defers ops whose results have at least `least` elements, except ops with a constant operand
   /// that shares memory with a tensor in `changing`. `least` must be at least 1.
   explicit DeferOps(int64_t least = min_deferred_elements, std::vector<at::Tensor> changing = {});
-  /// Drops the ops that have not run, whose results then have no elements.
+  /// Drops the ops that have not run. Their results then have no elements.
   ~DeferOps();
   DeferOps(const DeferOps&) = delete;
   DeferOps& operator=(const DeferOps&) = delete;
@@ -83,7 +83,8 @@ FusionCount fusion_count();
 ///
 /// Values and gradients have the same bits as if the ops ran one by one (NaNs may differ in their
 /// payload); second derivatives agree up to rounding. Before an op has run, its input tensors must
-/// not be changed in place through a handle that is not a Variable; otherwise, running it throws.
+/// not be changed in place through a handle that is not a Variable; otherwise, the op throws when
+/// it runs.
 template <std::invocable F>
 auto deferred(const F& f, std::vector<at::Tensor> changing = {})
     -> std::decay_t<std::invoke_result_t<const F&>> {

@@ -106,7 +106,7 @@ class Parser {
         ++i;
       } else {
         const std::optional<size_t> axis = token(text, i, is_left, seen);
-        // On the left, "..." stands for separate dims of x. On the right, parentheses around it
+        // On the left, "..." stands for separate dims of x. On the right, parentheses around "..."
         // join these dims.
         check(!(axis == ellipsis && open && is_left), "has \"...\" in parentheses on the left");
         if (!open) groups.push_back({.spread = axis == ellipsis});

@@ -42,7 +42,7 @@ bool continues_name(char c) {
   return is_letter(c) || std::isdigit(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-/// Returns the number of an index: its position in `names`, to which a new name is added.
+/// Returns the number of an index: its position in `names`. Adds a new name to `names`.
 int number_of(const std::string& name, std::vector<std::string>& names) {
   const auto known = std::find(names.begin(), names.end(), name);
   const auto number = static_cast<int>(known - names.begin());
@@ -131,8 +131,8 @@ Equation parse(const std::string& text, bool named) {
   return e;
 }
 
-/// Returns the equation of a text. Each thread caches equations, and drops all of them when it has
-/// more than 10,000.
+/// Returns the parsed equation of a text. Each thread caches equations, and drops all of them when
+/// it has more than 10,000.
 const Equation& equation_of(const std::string& text, bool named) {
   thread_local std::unordered_map<std::string, std::unique_ptr<const Equation>> kept;
   if (kept.size() > 10000) kept.clear();

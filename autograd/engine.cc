@@ -279,7 +279,7 @@ class Pass final : public GradSlots {
 
   void run_hooks(const Node& node, uint32_t output, Slot<T>& slot) {
     if (node.outputs[output].hooks.empty()) return;
-    const auto hooks = node.outputs[output].hooks;  // a hook may remove itself
+    const auto hooks = node.outputs[output].hooks;  // a copy, because a hook may remove itself
     for (const auto& hook : hooks) {
       if (!tensor_of(slot.grad).defined()) return;
       slot.seen = true;
@@ -395,7 +395,7 @@ void Leaf::accumulate(GradSlot slot) {
     }
   }
   if (after_accumulate.empty()) return;
-  const auto hooks = after_accumulate;  // a hook may remove itself
+  const auto hooks = after_accumulate;  // a copy, because a hook may remove itself
   for (const auto& hook : hooks) (*hook)(*this);
 }
 

@@ -27,8 +27,8 @@ bool has_fp8_hardware(const at::Tensor& t) {
 
 at::Tensor Fp8Scaling::largest(Role role, const at::Tensor& t) const {
   // amax() refuses empty tensors, which have no largest value.
-  at::Tensor own = t.numel() == 0 ? at::zeros({}, t.options().dtype(at::kFloat))
-                                  : t.abs().amax().to(at::kFloat);
+  at::Tensor own =
+      t.numel() == 0 ? at::zeros({}, t.options().dtype(at::kFloat)) : t.abs().amax().to(at::kFloat);
   if (!history.defined()) return own;
   const at::Tensor row = history.select(0, role);
   // Record the largest value of t in a forward pass that records a graph and is not a
@@ -70,7 +70,7 @@ at::Tensor fp8_matmul_nt(const Fp8Tensor& a, const Fp8Tensor& b, const at::Tenso
   }
   const at::Tensor left = a.data.to(at::kFloat).contiguous(),
                    right = b.data.to(at::kFloat).contiguous();
-  // The bits of ATen's matrix product may depend on the number of threads.
+  // Use Lathe's matrix product if possible: the bits of ATen's may depend on the number of threads.
   at::Tensor y = kernel_ready(left) && kernel_ready(right)
                      ? linear_pass(left, right, {}, {}, Activation::none, nullptr)
                      : at::mm(left, right.t());

@@ -1,8 +1,9 @@
 // Implements fusion, which runs a function as one op. The function consists of elementwise ops and
 // may contain sums of rows. The forward pass reads each input once and writes the result once. The
 // backward pass writes one gradient for each input that has the result's shape. An input that is
-// broadcast gets a gradient for each use. This gradient has one value per row if the input has.
-// Otherwise, the gradient has the result's shape, and the engine then sums it to the input's shape.
+// broadcast gets a gradient for each use. If the input has one value per row, so does this
+// gradient. Otherwise, the gradient has the result's shape, and the engine then sums it to the
+// input's shape.
 #pragma once
 
 #include <array>
@@ -35,8 +36,8 @@ Variable run_fused(std::span<const Variable> inputs, const FusedFunction& fn);
 ///
 /// Only float32 and bfloat16 on CPUs are fused, and only float32 is summed. Inputs and captured
 /// tensors must be contiguous and have the shape of the largest tensor, or be a row, a column or a
-/// number that is broadcast to it. Anything else runs op by op, as without fused(). So does a
-/// function with gelu() or sums of rows if the tensors have a size that ATen divides among its
+/// number that is broadcast to that shape. Anything else runs op by op, as without fused(). So does
+/// a function with gelu() or sums of rows if the tensors have a size that ATen divides among its
 /// threads differently than a fused op does, because fusing would then change the bits. fused()
 /// calls fn first with tensors that have no values, and again if fn can't be fused, or if its ops
 /// are observed or recomputed. So fn must have no side effects.

@@ -60,7 +60,7 @@ void gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
 
   size_t next = 0;
   for (size_t i = 0; i < x.size(); ++i) {
-    // The same condition as above: `grads` has one member for each of `asked`.
+    // Skip the inputs that are not in `asked`: `grads` has one member for each of `asked`.
     if (!inputs[i].defined() || !inputs[i].data().is_floating_point()) continue;
     const at::Tensor &t = x[i].data(), &g = grads[next++].data();
     LATHE_CHECK(!g.defined() || g.sizes() == t.sizes(), "gradcheck: input ", i,

@@ -53,12 +53,12 @@ class GradSlots {
   /// Hands over the gradient that input i has so far. The op adds its contribution in place and
   /// returns the tensor as the gradient of input i. Returns an undefined tensor if there is no
   /// gradient of that dtype yet, if the gradient is not owned, or if a hook, an observer or grad()
-  /// must receive the gradient of this pass by itself. If the op throws, the gradient is lost: do
+  /// must receive the gradients of this pass separately. If the op throws, the gradient is lost: do
   /// not use gradients after a backward pass that failed.
   /// The op must add one number to each element and round once. The tensor may hold the gradient
-  /// that earlier passes left in a parameter. The result must be bitwise equal to a separate
-  /// addition, because otherwise the bits of a step's gradients would depend on which micro-batches
-  /// a process computes (core/tree_sum.h).
+  /// that earlier passes left in a parameter. The result must be bitwise equal to the result of a
+  /// separate addition, because otherwise the bits of a step's gradients would depend on which
+  /// micro-batches a process computes (core/tree_sum.h).
   virtual at::Tensor take(size_t i, at::ScalarType dtype) = 0;
   /// Returns whether input i takes gradients of this dtype without a cast and has none so far in
   /// this pass. An op that has several gradients for the input may then return their sum, added in

@@ -1,15 +1,14 @@
 // Defines how an op is written. An op is one struct with its properties (OpInfo), attributes, saved
-// tensors, forward, and, right below forward, backward. The struct is also stored in the node, and
-// apply() runs it. A new op needs three things: the struct and its function in ops/<family>.cc, a
-// declaration in ops.h or a header of ops/, and a row in a table tests/autograd/ops/op_table_*.cc.
-// Backward formulas call the ops of ops.h by their plain names, which exist for tensors too: see
-// ops/formula.h.
+// tensors, forward, and, right below forward, backward. The struct must be copyable. It is also
+// stored in the node, and apply() runs it. A new op needs three things: the struct and its function
+// in ops/<family>.cc, a declaration in ops.h or a header of ops/, and a row in a table
+// tests/autograd/ops/op_table_*.cc. Backward formulas call the ops of ops.h by their plain names,
+// which exist for tensors too: see ops/formula.h.
 //
 // Some ops can compute their result cheaply from tensors that they save besides their inputs. Such
 // an op may define `at::Tensor result() const`, which computes its result from them, and `bool
 // has_result() const`, which returns whether result() gives the same bits as forward. Selective
-// recomputation then keeps only these tensors and not the result (recompute.h). Ops must be
-// copyable.
+// recomputation then keeps only these tensors and not the result (recompute.h).
 //
 // An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns a
 // vector of tensors; its backward takes a list of gradients, which are undefined if none arrived.

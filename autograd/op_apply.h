@@ -362,8 +362,8 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
 
   std::shared_ptr<Node> node;
   if (record) {
-    // A recomputed op restores its node of the first run, which the remaining graph refers to. If
-    // that node is gone, the op gets a new one.
+    // A recomputed op restores the node from its first run, because the remaining graph refers to
+    // that node. If that node is gone, the op gets a new one.
     if (mode().replaying != nullptr) [[unlikely]]
       node = replayed_node(Op::info.name, inputs);
     if (node) {
@@ -373,7 +373,7 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
       node = std::make_shared<Made>(std::move(op), outputs, saves);
       link(*node, inputs);
       node->backward_flops = flops.backward;
-      // flops() counts the gradients of all inputs; needed() counts only those that are needed.
+      // flops() counts the gradients of all inputs; needed() counts only the needed gradients.
       if constexpr (requires { Op::needed(flops.backward, NeedsOf<N>{}); }) {
         NeedsOf<N> needs{};
         for (size_t i = 0; i < inputs.size(); ++i) needs[i] = inputs[i].requires_grad();

@@ -133,8 +133,8 @@ std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable,
 /// mean| comes near 1e19; Lathe's kernels then return NaN.
 Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias,
                     double eps = 1e-5, std::optional<at::ScalarType> out = std::nullopt);
-/// Returns x / sqrt(mean of x^2 + eps) * weight over the last dim; otherwise like layer_norm. Zhang
-/// and Sennrich 2019.
+/// Returns x / sqrt(mean of x^2 + eps) * weight over the last dim. The weight, the dtypes and the
+/// overflow are as in layer_norm. Zhang and Sennrich 2019.
 Variable rms_norm(const Variable& x, const Variable& weight, double eps = 1e-5,
                   std::optional<at::ScalarType> out = std::nullopt);
 /// Returns silu(a) * b [..., h] for x [..., 2 h], where a is the first half of the last dim and b
@@ -151,11 +151,11 @@ Variable dropout(const Variable& x, double p, uint64_t stream = 0);
 /// Computes causal scaled dot-product attention (Vaswani et al. 2017) on packed projections [B, T,
 /// 3C] (q, k, v in order) with `heads` heads -> [B, T, C]. It uses flash kernels with memory linear
 /// in T: Lathe's on CPUs (core/kernels/attention.h), ATen's on CUDA and where Lathe's do not apply.
-/// float64, and on CUDA head sizes that are above 256 or not a multiple of 8, use a composed form
-/// with memory T^2. `starts`, if defined, is int64 [B, T] and separates the documents of a row:
-/// position t does not see positions before starts[t], which is at most t and does not decrease
-/// along a row. With `starts`, memory is linear on a GPU only if each starts[t] equals t or
-/// starts[t - 1], and on a CPU only if Lathe's kernel applies. Backward recomputes the
+/// Inputs in float64, and on CUDA heads whose size is above 256 or not a multiple of 8, use a
+/// composed form with memory T^2. `starts`, if defined, is int64 [B, T] and separates the documents
+/// of a row: position t does not see positions before starts[t], which is at most t and does not
+/// decrease along a row. With `starts`, memory is linear on a GPU only if each starts[t] equals t
+/// or starts[t - 1], and on a CPU only if Lathe's kernel applies. Backward recomputes the
 /// probabilities from a float32 log-sum-exp, so gradients lose accuracy as scores grow, as in
 /// ATen's flash kernels: errors relative to the largest gradient are 2e-5 at scores of 1e2 and 6e-4
 /// at 1e4 in float32, and 1% in bfloat16.
@@ -181,9 +181,9 @@ Variable conv2d_input_grad(const Variable& dy, const Variable& weight, at::IntAr
 Variable conv2d_weight_grad(const Variable& dy, const Variable& x, at::IntArrayRef sizes,
                             const Conv2dOptions& options = {});
 /// Returns the maximum of each window. By default, the stride is the kernel's size. Padding must be
-/// at most half a window and a padded position is never the maximum. With ceil_mode, the last
-/// window may extend beyond the padding, as long as it begins in x or the padding before it. Throws
-/// if a window lies completely in the padding.
+/// at most half a window. A padded position is never the maximum. With ceil_mode, the last window
+/// may extend beyond the padding, as long as it begins in x or the padding before it. Throws if a
+/// window lies completely in the padding.
 Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt,
                     Pair padding = 0, Pair dilation = 1, bool ceil_mode = false);
 /// Returns the mean of each window. If count_include_pad is set, the zeros of the padding count;
@@ -194,8 +194,8 @@ Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride =
 /// Computes the gradient of avg_pool2d with respect to x, whose shape is `sizes`.
 Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride,
                              Pair padding, bool ceil_mode = false, bool count_include_pad = true);
-/// Returns the means of out.h times out.w windows that cover an x of any size. The windows of row i
-/// of the result begin at row floor(i H / out.h) of x and end before row ceil((i + 1) H / out.h);
+/// Returns the means of out.h times out.w windows, which together cover x. The windows of row i of
+/// the result begin at row floor(i H / out.h) of x and end before row ceil((i + 1) H / out.h);
 /// columns are divided in the same way.
 Variable adaptive_avg_pool2d(const Variable& x, Pair out);
 /// Computes the gradient of adaptive_avg_pool2d with respect to x, whose shape is `sizes`.
@@ -233,8 +233,8 @@ std::pair<Variable, Variable> lstm_layer(const Variable& x, const Variable& weig
                                          const Variable& bias, const Variable& weight_hh,
                                          const Variable& h, const Variable& c, bool reverse);
 /// Computes a GRU step (Cho et al. 2014, in the form of cuDNN and torch) from gates x W_ih^T + b_ih
-/// and h W_hh^T + b_hh [B, 3 H], in the order reset, update, new, and h [B, H]. Returns the next h
-/// in the dtype of h.
+/// and h W_hh^T + b_hh [B, 3 H], in the order reset, update, new, and from h [B, H]. Returns the
+/// next h in the dtype of h.
 Variable gru_cell(const Variable& x_gates, const Variable& h_gates, const Variable& h);
 
 // Losses (ops/loss.cc). They compute in float32 or wider.

@@ -43,10 +43,10 @@ struct RoundedTensor final : PackedTensor {
 /// are therefore not packed. GPU memory has no category. On a GPU, an input of an op is not packed
 /// if it needs no gradient or is a cast of a parameter.
 ///
-/// On all devices, the following are not packed: parameters; integers; statistics such as those of
-/// a norm; tensors with fewer than `least` elements; expanded tensors, whose elements share memory;
-/// tensors that are saved by ops with OpInfo::exact or by the losses of autograd/ops/losses.h; and
-/// all tensors that a Recomputation records or restores.
+/// On all devices, the following are not packed: parameters; integers; statistics such as the mean
+/// of a norm; tensors with fewer than `least` elements; expanded tensors, whose elements share
+/// memory; tensors that are saved by ops with OpInfo::exact or by the losses of
+/// autograd/ops/losses.h; and all tensors that a Recomputation records or restores.
 class PackSaved final : public ModeGuard, public SavedPacker {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.

@@ -27,13 +27,13 @@ struct Role {
   std::string_view name;    ///< name of the role; must outlive the role, as a literal does
   bool multiplied = false;  ///< whether inputs are multiplied by this matrix, so that low precision
                             ///< applies to it
-  bool linear = false;      ///< whether it is the weight of a linear layer, to which fp8 and
-                            ///< quantized loading apply
-  bool residual = false;    ///< whether its layer writes into a residual stream, so that Init::gpt2
-                            ///< scales it down
-  bool adapter = false;     ///< whether it is part of a low-rank adapter
-  bool hidden = false;      ///< whether it maps features to features, as a matrix or filters, so
-                            ///< that Muon applies to it
+  bool linear = false;      ///< whether the parameter is the weight of a linear layer, to which
+                            ///< fp8 and quantized loading apply
+  bool residual = false;    ///< whether the layer writes into a residual stream, so that
+                            ///< Init::gpt2 scales the parameter down
+  bool adapter = false;     ///< whether the parameter is part of a low-rank adapter
+  bool hidden = false;      ///< whether the parameter is a matrix or filters that map features to
+                            ///< features, so that Muon applies to it
   std::optional<bool>
       decayed{};  ///< whether weight decay acts on it; nullopt: only if it has 2 dimensions or more
   Start start = Start::zero;

@@ -46,7 +46,7 @@ struct PinnedActivation {
   const uint64_t number;
   const size_t bytes;
   const int64_t version;
-  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // reserves the address in `key`
+  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // keeps the address `key` in use
   const c10::StorageImpl* const key;
   const at::Device device;
 
@@ -54,7 +54,7 @@ struct PinnedActivation {
   at::Tensor on_host;
   std::optional<c10::Event> copied;  // the event that was recorded after the latest copy
   bool is_in_window = true;          // if true, `memory` is the tensor that the op saved
-  bool has_changed = false;          // whether it was changed in place in the window
+  bool has_changed = false;          // the activation was changed in place in the window
 };
 
 }  // namespace detail

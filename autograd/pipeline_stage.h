@@ -26,7 +26,8 @@ class PipelineStage {
   /// Takes the output `y` of this stage's last block. The last stage returns y; other stages send y
   /// to the next stage.
   virtual Variable leave(Variable y) = 0;
-  /// Returns whether the current pass, which leave() has not ended, runs more blocks of this stage.
+  /// Returns whether the current pass runs more blocks of this stage. Must be called only if
+  /// leave() has not ended the pass.
   virtual bool has_more_blocks() const { return false; }
   /// Returns whether passes that record no graph also run only this stage's blocks. If false, such
   /// passes run all blocks, because they may belong to another model.

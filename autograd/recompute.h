@@ -53,7 +53,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   /// Stores the thread's mode. `again` runs the part. If `selection` is not null, all tensors that
   /// the part's ops save stay alive until select() chooses which to keep.
   Recomputation(std::function<void()> again, const Selection* selection);
-  /// Appends a node with its op's inputs and outputs. `forward` counts the FLOPs of its forward.
+  /// Appends a node with its op's inputs and outputs. `forward` has the FLOPs of the op's forward.
   void append(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
               std::span<const at::Tensor> outputs, const Flops& forward);
   /// Gives up `result`, which an in-place op is about to change: the op that made `result` is not
@@ -216,7 +216,7 @@ struct RecomputeBlocks : ModeGuard {
 std::optional<RecomputePolicy> recompute_policy(std::string_view name);
 
 /// Returns the number of blocks in one recomputation: 1, or ceil(sqrt(n)) for `sqrt`. The last
-/// group may be smaller.
+/// recomputation of a model may have fewer blocks.
 size_t blocks_per_group(RecomputePolicy policy, size_t n);
 
 namespace detail {
@@ -258,8 +258,8 @@ X run_some_blocks(size_t first, size_t last, size_t n, X x, const F& f) {
     return selection != nullptr ? recompute_selectively(*selection, block, y) : recompute(block, y);
   };
 
-  // Within a group that is recomputed, each block is recomputed separately, so that only the
-  // activations of one block and the inputs of the other blocks are in memory at the same time.
+  // Within a group of blocks that is recomputed, each block is recomputed separately, so that only
+  // the activations of one block and the inputs of the other blocks are in memory at the same time.
   const size_t group = blocks_per_group(policy, n);
   if (keeps_all || group == 1) {
     Selection selection;

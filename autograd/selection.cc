@@ -1,4 +1,5 @@
-// Chooses the ops whose results recompute_selectively() keeps.
+// Chooses the ops whose results recompute_selectively() keeps. In this file, a part is the part of
+// a graph that one Recomputation (recompute.h) runs again.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -10,11 +11,11 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// A storage that tensors of a part share.
+/// A storage that one or more tensors of a part use.
 struct SharedMemory {
   double bytes = 0;
-  std::map<const c10::TensorImpl*, size_t> handles;  // references of the part, by tensor
-  bool is_held = false;   // also held outside of the part, so keeping it costs nothing
+  std::map<const c10::TensorImpl*, size_t> handles;  // for each tensor, the part's references
+  bool is_held = false;   // also held outside of the part, so keeping the memory costs nothing
   bool is_saved = false;  // saved by an op, so it would stay alive without recomputation
   bool is_kept = false;
 };
@@ -58,8 +59,8 @@ class PartMemory {
     return bytes;
   }
 
-  /// Returns the additional bytes of keeping these tensors, and counts the tensors as kept if
-  /// `keep` is set.
+  /// Returns how many more bytes are in use if these tensors are kept. If `keep` is true, also
+  /// counts the tensors as kept.
   double cost(const Tensors& inside, const Tensors& outputs, bool keep) {
     std::set<SharedMemory*> needed;
     for (const Tensors* tensors : {&inside, &outputs}) {

@@ -12,9 +12,10 @@ namespace lathe {
 class SequenceSplit {
  public:
   virtual ~SequenceSplit() = default;
-  /// Returns the positions of this process in the input of the first block.
+  /// Returns the part of x, the input of the first block, at the positions of this process.
   virtual Variable enter(const Variable& x) const = 0;
-  /// Returns the output of the last block at all positions.
+  /// Returns the output of the last block at all positions, given y, the output at the positions of
+  /// this process.
   virtual Variable leave(const Variable& y) const = 0;
   /// Returns which positions of a row this process has.
   virtual const SequencePart& part() const = 0;

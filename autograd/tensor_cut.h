@@ -30,8 +30,8 @@ struct TensorCut {
   std::vector<int64_t> full_sizes(at::IntArrayRef sizes) const;
   /// Returns a contiguous copy of this process's part of the complete tensor `whole`.
   at::Tensor part_of(const at::Tensor& whole) const;
-  /// Returns the complete tensor, joined from the tensors of all parts, which are given in the
-  /// order of parts.
+  /// Joins the tensors of all parts, given in the order of the parts, and returns the complete
+  /// tensor.
   at::Tensor join(const std::vector<at::Tensor>& all) const;
   /// Returns parts + 1 offsets: the elements of part p are [offset[p], offset[p + 1]) of a flat
   /// tensor in which all parts follow each other. `sizes` are the sizes of any part's tensor.

@@ -67,12 +67,12 @@ void Variable::backward(const at::Tensor& dy, bool retain) const {
 
 namespace {
 
-/// Adds a hook to a node, unless a recomputed function registers it for the second time.
+/// Adds a hook to a node, unless a recomputed function registers the hook for the second time.
 template <class Hook>
 HookHandle add_hook(const std::shared_ptr<Node>& node, std::vector<std::shared_ptr<Hook>>& hooks,
                     Hook hook) {
   if (mode().chain != nullptr) [[unlikely]]
-    detail::abandon_chain();  // the nodes within a chain have no hooks
+    detail::abandon_chain();  // a node within a chain cannot have hooks
   const bool is_replayed = mode().replaying != nullptr;
   HookHandle handle;
   if (is_replayed) {
@@ -127,7 +127,7 @@ Variable Variable::index(const std::vector<Index>& indices) const {
       taken.emplace_back();
       ++dim;
     } else {
-      // Index by tensors at the end in one op, because they are broadcast with each other.
+      // Apply all tensor indices in one op at the end, because they are broadcast with each other.
       const auto& t = std::get<at::Tensor>(index);
       LATHE_CHECK(t.defined(), "index: an undefined tensor for dim ", dim, " of ", describe(data_));
       takes = true;

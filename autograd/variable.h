@@ -52,7 +52,7 @@ struct Slice {
   std::optional<int64_t> start{}, end{};
   int64_t step = 1;
 };
-/// An index of a dimension: a position, a range, a mask (bool, which covers as many dims as it has)
+/// An index of a dimension: a position, a range, a mask (bool; a mask with n dims indexes n dims)
 /// or several positions (int64).
 using Index = std::variant<int64_t, Slice, at::Tensor>;
 
@@ -137,7 +137,8 @@ class Variable {
   void backward(const at::Tensor& dy = {}, bool retain = false) const;
 
   /// Registers a hook that is called with the gradient that reaches this Variable, before the
-  /// gradient flows further. A defined result replaces the gradient.
+  /// gradient flows further. If the hook returns a defined tensor, this tensor replaces the
+  /// gradient.
   HookHandle register_hook(std::function<at::Tensor(const at::Tensor&)> hook) const;
   /// Registers a hook that is called each time a backward pass has added to a parameter's grad.
   HookHandle register_post_accumulate_grad_hook(std::function<void(Leaf&)> hook) const;
@@ -221,11 +222,11 @@ at::Tensor compare(Comparison op, const Operand& a, const Operand& b);
 
 }  // namespace detail
 
-/// Adds b to `a`. If a graph is recorded, `a` becomes a new Variable a + b and other handles stay
-/// unchanged; this throws if `a` is a parameter or a part such as x[0]. If no graph is recorded
-/// (for constants, or under NoGrad), the values of `a` are changed in place, for every handle and
-/// view of them, as with ATen's in-place functions. If a graph has saved these values, the backward
-/// of that graph throws.
+/// Adds b to `a`. If a graph is recorded, `a` becomes a new Variable a + b, and other handles stay
+/// unchanged. In this case, throws if `a` is a parameter or a part such as x[0]. If no graph is
+/// recorded (for constants, or under NoGrad), the values of `a` are changed in place, as by ATen's
+/// in-place functions: every handle and view of `a` has the new values. If a graph saved the
+/// previous values, its backward throws.
 template <class A>
 Variable& operator+=(Variable& a, const A& b) {
   detail::assign(detail::Arithmetic::add, a, b, false);

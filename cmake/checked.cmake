@@ -1,6 +1,7 @@
-# lathe_tests_checked: the tests, linked to a library that is compiled with the address and undefined-behavior sanitizers. The
-# objects of dist/, train/ and the tests, and the commands that the tests run, come from the ordinary build without sanitizers,
-# which more than halves the time of a check (docs/internals/testing.md). Only ./dev asan --part builds this target.
+# lathe_tests_checked: the tests, linked to a library that is compiled with the address and
+# undefined-behavior sanitizers. The objects of dist/, train/ and the tests, and the commands that
+# the tests run, come from the ordinary build without sanitizers. This more than halves the time of
+# a check (docs/internals/testing.md). Only ./dev asan --part builds this target.
 set(checks -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all)
 add_library(lathe_lib_checked SHARED EXCLUDE_FROM_ALL)
 foreach(part io kernels core autograd nn optim amp prepare data)

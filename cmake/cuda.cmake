@@ -4,7 +4,7 @@ if(LATHE_CUDA STREQUAL "OFF")
   return()
 endif()
 include(CheckLanguage)
-set(CMAKE_CUDA_ARCHITECTURES OFF)  # spelled out below
+set(CMAKE_CUDA_ARCHITECTURES OFF)  # the flag -gencode below lists the architectures
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER OR NOT TARGET LibTorch::cuda)
   if(LATHE_CUDA STREQUAL "ON")

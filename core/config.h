@@ -26,7 +26,7 @@
 
 namespace lathe {
 
-/// The allowed values of a key, and whether it may change when a run is resumed.
+/// The allowed values of a key, and whether the key may change when a run is resumed.
 struct Rule {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();

@@ -1,7 +1,7 @@
 // Declares functions that prepare and query a run's device (CPU or GPU). CUDA code is in a separate
 // library, liblathe_cuda.so, which is loaded only when a run uses a GPU. If the binary were linked
-// to it directly, LibTorch's CUDA libraries would cost a run on a CPU 350 MB of memory and up to a
-// second.
+// to this library directly, LibTorch's CUDA libraries would cost a run on a CPU 350 MB of memory
+// and up to a second.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -27,7 +27,7 @@ namespace lathe {
 struct CudaApi {
   int (*device_count)();
   std::string (*device_name)();
-  std::string (*device_id)();   ///< the UUID of the GPU, which no other GPU has, not even on other
+  std::string (*device_id)();   ///< the UUID of the GPU, which is unique among the GPUs of all
                                 ///< machines
   double (*peak_bf16_flops)();  ///< dense bfloat16 FLOP/s of the GPU; 0 if unknown
   void (*synchronize)();
@@ -100,12 +100,14 @@ std::string cpu_isa();
 std::string device_model(const std::string& device);
 /// Waits until the device has finished its work; does nothing on a CPU.
 void synchronize(const std::string& device);
-/// Returns the number of cores that this process may use. The process's CPU affinity can limit it.
+/// Returns the number of cores that this process may use. The process's CPU affinity can limit this
+/// number.
 int usable_cores();
-/// Returns the cores that this process may use as a string with a character for each core: '1' if
-/// the process may use it, otherwise '0'. Returns "" if the cores are unknown.
+/// Returns a string with one character for each core: '1' if this process may use the core,
+/// otherwise '0'. Returns "" if the cores are unknown.
 std::string usable_core_set();
-/// Sets how many processes share the cores that this process may use, for default_threads().
+/// Sets how many processes share the cores that this process may use. default_threads() divides the
+/// number of cores by this number.
 void share_cores(int processes);
 /// Returns the number of threads for train.threads = 0. This is OMP_NUM_THREADS if that variable is
 /// set to a number. Otherwise, it is the number of cores that this process may use, divided by the
@@ -115,7 +117,7 @@ int default_threads();
 /// that this process may use, and the environment variable LATHE_MAX_THREADS.
 void check_threads(int threads);
 /// Makes ATen compute on one thread if ATen's default number of threads exceeds the limit of
-/// check_threads(), or if so many threads can't be started. Call this function before the first
+/// check_threads(), or if that many threads can't be started. Call this function before the first
 /// computation. Commands that choose a number of threads call configure_backend() later.
 void set_up_default_threads();
 /// Sets the number of ATen's threads. For a GPU, also selects deterministic algorithms, and sets

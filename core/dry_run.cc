@@ -157,7 +157,7 @@ std::vector<at::Tensor> convolution_gradients(const Values& arguments) {
   const auto asked = arguments[10].toBoolList();
   const at::Tensor x = arguments[1].toTensor(), weight = arguments[2].toTensor();
   std::vector<at::Tensor> gradients(3);
-  // The arguments after dy are in the same order as those of aten::convolution.
+  // The arguments after dy are in the same order as the arguments of aten::convolution.
   const BlockedCopies copies(weight, {arguments.begin() + 1, arguments.end()});
   if (asked[0]) {
     at::Tensor blocked_dy = copies.of_output(dy.sizes());

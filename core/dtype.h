@@ -22,7 +22,8 @@ at::ScalarType dtype_from_config(const std::string& name);
 /// Returns the name of a dtype in safetensors files. Throws if safetensors does not have this
 /// dtype.
 const char* safetensors_dtype(at::ScalarType dtype);
-/// Returns the dtype with a safetensors name such as "BF16"; nullopt if Lathe has no such dtype.
+/// Returns the dtype with a safetensors name such as "BF16"; nullopt if Lathe does not support the
+/// dtype.
 std::optional<at::ScalarType> dtype_from_safetensors(const std::string& name);
 
 /// Returns the kernels' element type for a dtype. Throws for a dtype that kernels do not support.

@@ -1,5 +1,5 @@
-// Declares elementwise functions that the kernels of chains (core/kernels/chain.h) compute. An op
-// therefore gives bitwise the same result alone as within a chain.
+// Declares elementwise functions that run as chains of one op (core/kernels/chain.h). An op that is
+// called alone therefore gives bitwise the same result as within a longer chain.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,9 @@
 
 namespace lathe {
 
-/// Returns the op that computes the same function with one of Lathe's kernels, such as own_tanh for
-/// tanh. Returns `op` if there is no such op, or if ops do not use kernels on this machine
-/// (gemm_ready(Element::f32) is false).
+/// Returns the op that computes the function of `op` with one of Lathe's kernels, such as own_tanh
+/// for tanh. Returns `op` itself if Lathe has no such kernel, or if ops do not use kernels on this
+/// machine (gemm_ready(Element::f32) is false).
 ChainOp with_kernel(ChainOp op);
 
 /// Returns whether elementwise() can compute a function of x: x must be a contiguous, non-empty

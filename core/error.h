@@ -42,7 +42,7 @@ namespace detail {
 
 /// An argument of str(). Only the function that prints the argument knows its type. str() is called
 /// with thousands of combinations of types; if the compiler generated stream code for each
-/// combination, that would be a tenth of the binary's code.
+/// combination, a tenth of the binary's code would be stream code.
 class Printable {
  public:
   Printable(const char* text) : value_(text), print_(&print_text) {}

@@ -8,7 +8,7 @@
 namespace lathe {
 
 /// A format with a sign bit, `exponent` bits with a bias of 2^(exponent - 1) - 1, and `mantissa`
-/// bits, before which a leading 1 is implied.
+/// bits that follow an implied leading 1.
 struct FloatFormat {
   const char* name;
   int exponent, mantissa;

@@ -1,7 +1,7 @@
 // Defines counts of floating-point operations (FLOPs), which are computed from shapes. A
 // multiply-add counts as two FLOPs. The FLOPs of matmuls are counted separately, because MFU (model
-// FLOPs utilization) is computed from this number. The formula of 6 FLOPs per parameter and token
-// also predicts only the FLOPs of matmuls.
+// FLOPs utilization) counts only matmuls. The formula of 6 FLOPs per parameter and token also
+// predicts only the FLOPs of matmuls.
 #pragma once
 
 namespace lathe {

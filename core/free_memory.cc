@@ -36,7 +36,8 @@ std::optional<int64_t> free_in(const fs::path& group, const GroupFiles& files) {
   const auto limit = number_in(group / files.limit), used = number_in(group / files.used);
   if (!limit || !used) return std::nullopt;
 
-  // The page cache counts as used, but the operating system frees it when memory is needed.
+  // The number of used bytes includes the page cache, but the operating system frees the cache when
+  // memory is needed.
   int64_t cached = 0;
   std::ifstream statistics(group / "memory.stat");
   for (std::string line; std::getline(statistics, line);) {

@@ -17,7 +17,7 @@ bool is_lazy_zeros(const at::Tensor& t);
 /// adds them to the number that memory_stats() counts. The total is at most the size of the tensor.
 /// Does nothing for other tensors.
 void count_written(const at::Tensor& t, int64_t written);
-/// Adds `other` to `t` in place, which writes all of `t`.
+/// Adds `other` to `t` in place. This writes all of `t`, so all bytes of `t` are announced.
 void add_to(at::Tensor& t, const at::Tensor& other);
 
 /// Returns an upper limit of the number of bytes of memory that `count` scattered rows of a

@@ -78,7 +78,7 @@ class CountedMemory {
   int64_t bytes_ = 0;
 };
 
-/// A source of memory blocks that a thread can use in place of the allocator; see UseMemorySource.
+/// A source of memory blocks that a thread can use instead of the allocator; see UseMemorySource.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;

@@ -39,7 +39,7 @@ struct RunningStatistic;
 struct StepRandom {
   uint64_t seed = 0;
   uint64_t step = 0;
-  /// The index that the first row that is being computed has in the global batch.
+  /// The index, within the global batch, of the first row that is being computed.
   int64_t first_sample = 0;
 };
 
@@ -237,8 +237,8 @@ struct DrawState {
   }
 };
 
-/// Makes layers draw the numbers again that they drew after `state` was taken, until destroyed, so
-/// that a forward pass can be recomputed. Draws after this guard was destroyed are not affected.
+/// Makes layers draw the same numbers as after `state` was taken, until destroyed, so that a
+/// forward pass can be recomputed. Draws after this guard was destroyed are not affected.
 class RestoreRngState : public ModeGuard {
  public:
   explicit RestoreRngState(DrawState state) : uses_(std::move(state.uses)) {

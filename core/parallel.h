@@ -17,7 +17,7 @@ template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   if (is_dry_run()) return;
   ThreadLog* log = ThreadLog::active().load(std::memory_order_relaxed);
-  if (log != nullptr && at::in_parallel_region()) log = nullptr;  // the outer loop is recorded
+  if (log != nullptr && at::in_parallel_region()) log = nullptr;  // only the outer loop is recorded
   const Clock::time_point start = log != nullptr ? Clock::now() : Clock::time_point();
   at::parallel_for(begin, end, grain, [&f, log](int64_t first, int64_t last) {
     const RecordWork note(log, loop_work, log != nullptr ? at::get_thread_num() : 0);

@@ -32,9 +32,9 @@ class QuantizedTensor {
 
   /// Returns the complete tensor in a floating-point dtype.
   at::Tensor dequantize(at::ScalarType dtype) const;
-  /// Returns pointers to codes and scales for gemv_quantized(), which are valid as long as this
-  /// tensor exists. Returns nullopt unless the tensor is a matrix on the CPU and the length of its
-  /// rows is a multiple of 64.
+  /// Returns pointers to codes and scales for gemv_quantized(). The pointers are valid as long as
+  /// this tensor exists. Returns nullopt unless the tensor is a matrix on the CPU and the length of
+  /// its rows is a multiple of 64.
   std::optional<QuantizedView> view() const;
   at::IntArrayRef sizes() const { return sizes_; }
   /// Returns the number of bytes of the codes and scales.

@@ -17,8 +17,8 @@ constexpr int64_t shortest = 16, longest = 1 << 15;  // smallest and largest num
 constexpr int64_t grain = 1 << 14;                   // the smallest number of elements that is
                                                      // worth a thread
 
-/// Calls f(first, rows) for parts of the rows of x, on ATen's threads. `first` is the index of the
-/// part's first element, and `rows` is the number of its rows.
+/// Divides the rows of x into parts, and calls f(first, rows) for each part, on ATen's threads.
+/// `first` is the index of the part's first element, and `rows` is the number of rows in the part.
 template <class F>
 void for_rows(const at::Tensor& x, const F& f) {
   const int64_t columns = x.size(-1);
@@ -67,7 +67,7 @@ bool has_row_sums(const at::Tensor& x) {
 at::Tensor row_sums(const at::Tensor& x, at::IntArrayRef sizes) {
   const int64_t columns = x.size(-1);
   const bool is_expanded = x.stride(-1) == 0;
-  // If the tensor is expanded, use only the single number of each row.
+  // An expanded row repeats one number, so read only that number.
   const at::Tensor from = is_expanded ? x.select(-1, 0).reshape({-1}) : x.reshape({-1, columns}),
                    y = at::empty(sizes, x.options());
   const int64_t stride = from.stride(0);
@@ -77,8 +77,8 @@ at::Tensor row_sums(const at::Tensor& x, at::IntArrayRef sizes) {
     const auto* const values = from.const_data_ptr<float>() + row * stride;
     auto* const sums = y.mutable_data_ptr<float>() + row;
     if (!is_expanded) return sum_rows(values, stride, rows, columns, sums);
-    // Sum copies of the number instead of multiplying it, so that the sum is bitwise equal to that
-    // of a tensor that is not expanded.
+    // Sum copies of the number instead of multiplying it, so that the sum is bitwise equal to the
+    // sum of a row that is not expanded.
     std::vector<float> copies(static_cast<size_t>(columns));
     for (int64_t r = 0; r < rows; ++r) {
       std::ranges::fill(copies, values[r * stride]);

@@ -1,6 +1,6 @@
 // Declares sums over the last dim of a tensor, softmax, and log softmax, which the kernels of
 // core/kernels/row_ops.h compute. The bits of the results depend neither on the number of threads
-// nor on the layout. A chain (core/kernels/chain.h), which computes a few rows at a time, gives
+// nor on the layout. A chain of ops (core/kernels/chain.h) computes a few rows at a time, and gives
 // bitwise the same results.
 #pragma once
 
@@ -8,16 +8,16 @@
 
 namespace lathe {
 
-/// Returns whether the functions below support tensors of these sizes. A row extends over the last
-/// dim. There must be at least two rows of 16 to 32768 elements, and gemm_ready(Element::f32) must
-/// be true.
+/// Returns whether the functions below support tensors of these sizes: whether there are at least
+/// two rows of 16 to 32768 elements, and gemm_ready(Element::f32) is true. A row extends over the
+/// last dim.
 bool has_row_kernels(at::IntArrayRef sizes);
-/// Returns whether the functions below, except row_sums(), support x. has_row_kernels(x.sizes())
-/// must be true, and x must be a float32 tensor on the CPU.
+/// Returns whether the functions below, except row_sums(), support x: whether
+/// has_row_kernels(x.sizes()) is true, and x is a float32 tensor on the CPU.
 bool has_row_kernels(const at::Tensor& x);
 
-/// Returns whether row_sums() supports x. has_row_kernels(x) must be true, and the elements of a
-/// row must be adjacent in memory, or be a single number that is expanded.
+/// Returns whether row_sums() supports x: whether has_row_kernels(x) is true, and the elements of a
+/// row are adjacent in memory or are a single number that is expanded.
 bool has_row_sums(const at::Tensor& x);
 /// Returns the sums of x over its last dim, as a tensor of shape `sizes`.
 at::Tensor row_sums(const at::Tensor& x, at::IntArrayRef sizes);

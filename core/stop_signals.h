@@ -9,7 +9,7 @@ namespace lathe {
 
 inline constexpr std::array stop_signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
-/// Returns the set of these signals.
+/// Returns the set of all stop signals.
 inline sigset_t stop_signal_set() {
   sigset_t set;
   sigemptyset(&set);

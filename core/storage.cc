@@ -38,8 +38,8 @@ void free_storage(const at::Tensor& t) {
 
 void replace_by_zeros(const at::Tensor& t) {
   if (!t.defined() || t.numel() == 0 || t.is_cuda()) return;
-  // These pages are never written. The operating system maps all such pages to a single page of
-  // zeros.
+  // The pages of this mapping are never written, so the operating system maps all of them to a
+  // single page of zeros.
   const size_t bytes = t.storage().nbytes();
   void* const zeros = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (zeros == MAP_FAILED) return;

@@ -1,6 +1,7 @@
-// Declares sums whose bits do not depend on the number of threads. When ATen sums all elements to
-// one number, it splits the elements into as many parts as there are threads. Sums over the last
-// dim are computed by row_sums() of core/rows.h if has_row_sums() is true for the tensor.
+// Declares sums whose bits do not depend on the number of threads. ATen's sums do not have this
+// property: to sum all elements to one number, ATen splits the elements into as many parts as there
+// are threads. Sums over the last dim are computed by row_sums() of core/rows.h if has_row_sums()
+// is true for the tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

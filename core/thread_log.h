@@ -30,7 +30,8 @@ class ThreadLog {
   };
 
   /// Returns a reference to the pointer to the log in which work is currently recorded. The pointer
-  /// is null if work is not recorded. Assign a log to it to start recording.
+  /// is null if work is not recorded. To start recording, assign the address of a log to the
+  /// pointer.
   static std::atomic<ThreadLog*>& active() {
     static std::atomic<ThreadLog*> log{nullptr};
     return log;

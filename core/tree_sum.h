@@ -10,8 +10,8 @@
 //      (0 1)   +   (2 3)        (4 5)         with three: a pair each, then the top
 //      0 + 1       2 + 3        4 + 5
 //
-// A running sum keeps one partial sum for each bit that is set in the number of values, as a binary
-// counter does. It therefore needs at most log2(n) + 1 partial sums for n values.
+// A running sum of n values keeps one partial sum for each bit that is set in n. There are
+// therefore at most log2(n) + 1 partial sums.
 #pragma once
 
 #include <cstdint>

@@ -66,8 +66,8 @@ struct DataConfig {
 
 /// A micro-batch on the run's device.
 ///   tokens:   inputs int64 [B, T], targets int64 [B, T] shifted by one; -100 is ignored
-///   pairs:    as tokens; each row is a prompt with an answer. The first half of the rows has the
-///             chosen answers, and the second half has the rejected answers of the same pairs
+///   pairs:    as for tokens; each row is a prompt with an answer. The first half of the rows has
+///             the chosen answers, and the second half has the rejected answers of the same pairs
 ///   examples: inputs float32 [B, ...], targets int64 [B] (classes) or float32 [B, outputs]
 struct Batch {
   at::Tensor inputs, targets;
@@ -100,8 +100,8 @@ class TrainingBatches {
   virtual void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const = 0;
   /// Returns how many targets of a micro-batch count toward the loss; nullopt if all targets do.
   virtual std::optional<int64_t> targets(int64_t /*micro_batch*/) const { return std::nullopt; }
-  /// Returns a batch that shares the memory of `on_device`. These tensors are filled buffers that
-  /// were copied to the run's device.
+  /// Returns a batch that shares the memory of the tensors `on_device`, which are filled buffers
+  /// that were copied to the run's device.
   virtual Batch batch_of(const std::vector<at::Tensor>& on_device) const = 0;
 };
 
@@ -139,8 +139,9 @@ class Data {
   /// Returns the facts about the data that the config, the model and the task need. The reference
   /// is valid as long as this object exists.
   virtual const DatasetInfo& facts() const = 0;
-  /// Replaces this folder's normalization statistics by those of `encoding`, which belongs to a
-  /// model, so that inputs have the scale of the model's training data. Does nothing for tokens.
+  /// Replaces this folder's normalization statistics by the statistics in `encoding`, the encoding
+  /// of a model, so that inputs have the scale of the model's training data. Does nothing for
+  /// tokens.
   virtual void normalize_as(const ExampleEncoding& /*encoding*/) {}
   /// Returns the number of tokens or examples of the training split; 0 if the split is missing.
   virtual int64_t train_size() const = 0;
@@ -173,7 +174,8 @@ class Data {
   virtual std::string table() const = 0;
 };
 
-/// A kind of data folder. The entry "kind" of a folder's manifest.json is the name of its kind.
+/// A kind of data folder. The entry "kind" of a folder's manifest.json names the kind of the
+/// folder.
 struct DataKind {
   std::string name;
   /// Opens data.dir. If the data have a fault, throws Exit::data with the fault, its position and a

@@ -1,5 +1,5 @@
-// Reads, writes and checks manifest.json of data folders of every kind, and verifies the checksums
-// of their files. Includes no LibTorch header.
+// Reads, writes and checks the manifest.json of data folders of every kind, and verifies the
+// checksums of the folders' files. Includes no LibTorch header.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ std::optional<Json> read_manifest_json(const fs::path& folder,
                                        const std::string& name = "manifest.json");
 /// Throws Exit::data unless json["format"] is `known`.
 void check_data_format(const Json& json, const char* known, const std::string& where);
-/// Throws Exit::data if a manifest does not match the checksum in it. A manifest without a
-/// checksum, which an earlier build wrote, passes.
+/// Throws Exit::data if a manifest contains a checksum that does not match its other fields. A
+/// manifest without a checksum, which an earlier build wrote, passes.
 void check_manifest_checksum(const Json& json, const std::string& where);
 /// Returns the "kind" in a data folder's manifest; "tokens" if the folder has no manifest or the
 /// manifest has no "kind".

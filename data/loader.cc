@@ -53,7 +53,7 @@ void Loader::work(int worker) {
   const auto ring = static_cast<int64_t>(slots_.size());
   std::unique_lock lock(mutex_);
   while (true) {
-    // The slot of next_batch_ - 1 is still being read by the training thread.
+    // The training thread still reads the slot of micro-batch next_batch_ - 1.
     freed_.wait(lock, [&] { return stop_ || next_fill_ < next_batch_ - 1 + ring; });
     if (stop_) return;
     const int64_t n = next_fill_++;
@@ -94,8 +94,8 @@ Batch Loader::next() {
   std::vector<at::Tensor> on_device;
   waited_ = seconds_since(begin);
   for (const auto& buffer : slot.buffers) {
-    // On CPU, an autograd graph may have saved the buffer's previous batch. Its backward must fail
-    // instead of using the new data.
+    // On CPU, an autograd graph may have saved the buffer's previous batch. The backward pass of
+    // that graph must fail instead of using the new data.
     bump_version(buffer);
     on_device.push_back(buffer.to(device_, /*non_blocking=*/true));
   }

@@ -33,7 +33,7 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   /// Returns the next micro-batch, which is valid until the next call. Throws the error that
-  /// occurred in the worker that prepared it.
+  /// occurred in the worker that prepared this micro-batch.
   Batch next();
   /// Returns how many targets of a micro-batch count toward the loss; nullopt if all of them do.
   /// `micro_batch` is an index among the micro-batches of all steps and processes.
@@ -48,8 +48,8 @@ class Loader {
     std::vector<at::Tensor> buffers;
     int64_t micro_batch = -1;  // index of the micro-batch in `buffers`; -1 before the first fill
     std::exception_ptr error;
-    // CUDA: the event recorded after the copy to the device. Once it has completed, the buffers may
-    // be refilled.
+    // CUDA: the event recorded after the copy to the device. Once the event has completed, the
+    // buffers may be refilled.
     std::optional<c10::Event> copied;
   };
   void work(int worker);

@@ -32,7 +32,7 @@ at::Tensor chunks_of(const at::Tensor& rows, int64_t count, std::span<const int6
   return at::cat(chunks, 1);
 }
 
-/// Returns the positions of all context ranks, in the order of the row.
+/// Gathers the positions of all context ranks, and returns them in the order of the row.
 at::Tensor gather_positions(const at::Tensor& x) {
   const std::vector<int64_t> chunks = chunks_by_rank(world().context().size);
   std::vector<int64_t> gathered_order(chunks.size());

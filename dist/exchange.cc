@@ -144,9 +144,9 @@ void GradientExchange::wait_while_too_many_are_unsent() {
   one_sent_.wait(lock, [&] { return sendable_ - sent_ <= max_unsent_buckets || error_; });
 }
 
-/// Uses the sums of the buckets that were exchanged since the last call. Skips parameters without a
-/// gradient on this rank, since it is not known before finish() whether another rank has a gradient
-/// of them.
+/// Calls use() for the parameters of the buckets that were exchanged since the last call. Skips a
+/// parameter without a gradient on this rank, since it is not known before finish() whether another
+/// rank has a gradient of that parameter.
 void GradientExchange::use_exchanged() {
   size_t exchanged = 0;
   {
@@ -281,8 +281,9 @@ void GradientExchange::work() {
 /// Returns the gradients of a bucket as one flat tensor. Makes the gradients views of that tensor
 /// or, with Result::own, removes them from the parameters.
 at::Tensor GradientExchange::flatten(const Bucket& bucket) {
-  // If a bucket has a single gradient, use it as the flat tensor, unless something else uses its
-  // memory, or writing the sums to it would allocate most of its memory (core/lazy_zeros.h).
+  // If a bucket has a single gradient, use the gradient as the flat tensor, unless something else
+  // uses the gradient's memory, or writing the sums would allocate most of that memory
+  // (core/lazy_zeros.h).
   at::Tensor& first = parameters_[bucket.parameters[0]].parameter.leaf().grad;
   if (bucket.parameters.size() == 1 && device_.is_cpu() && first.defined() &&
       first.use_count() == 1 && first.storage().use_count() == 1 && first.is_contiguous() &&
@@ -345,8 +346,8 @@ void GradientExchange::exchange(const Bucket& bucket) {
     return free_exchanged(sent);
   }
 
-  // Copy the sum, because it may be a view of `received`, which is freed below. Round it as if it
-  // had been sent, so that dist.shard = "optimizer" gives bitwise the same results as "none".
+  // Copy the sum, because it may be a view of `received`, which is freed below. Round the copy as
+  // if it had been sent, so that dist.shard = "optimizer" gives bitwise the same results as "none".
   const at::Tensor kept =
       bucket.sent == bucket.dtype ? mine.clone() : mine.to(bucket.sent).to(bucket.dtype);
   for (const at::Tensor& t : {flat, sent, received}) free_exchanged(t);

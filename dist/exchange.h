@@ -2,11 +2,11 @@
 //
 // Each rank begins with the sum over its block of micro-batches, which is a subtree of the step's
 // sum (core/tree_sum.h). The ranks continue that tree in four steps. Gradients are copied into
-// buckets. An all-to-all gives every rank its share of a bucket from all ranks. Each rank adds up
-// its share in the order of the tree. An all-gather gives the sums to all ranks, unless each rank
-// needs only the sums of its share. As in a ring all-reduce, (N - 1) / N of the bytes are sent
-// twice. The result does not depend on a library's order of sums: neither the size of a bucket nor
-// the time at which it is sent changes a bit of the sums.
+// buckets. An all-to-all gives each rank the gradients of all ranks for its share of a bucket. Each
+// rank adds up its share in the order of the tree. An all-gather gives the sums to all ranks,
+// unless each rank needs only the sums of its share. As in a ring all-reduce, (N - 1) / N of the
+// bytes are sent twice. The result does not depend on a library's order of sums: neither the size
+// of a bucket nor the time at which it is sent changes a bit of the sums.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -93,8 +93,9 @@ class GradientExchange {
   std::function<void(size_t)> complete_, use_;
   size_t used_ = 0;  // number of buckets whose gradients were passed to use_, from the first bucket
   std::vector<at::Tensor> own_;
-  // In a dry run, the memory of the bucket that was sent last. It is held until the next bucket is
-  // full, since memory is forecast for an exchange that is slower than the backward pass.
+  // In a dry run, the memory of the bucket that was sent last. The forecast assumes that the
+  // exchange is slower than the backward pass, so this memory is held until the next bucket is
+  // full.
   std::vector<at::Tensor> in_flight_;
   std::vector<size_t> missing_;  // per bucket: number of incomplete gradients
   std::vector<char> is_complete_, had_gradient_;
@@ -104,7 +105,7 @@ class GradientExchange {
   std::condition_variable ready_;
   size_t sendable_ = 0;  // the buckets before this index may be sent, in order
   size_t sent_ = 0;      // number of buckets that were exchanged
-  std::vector<std::optional<c10::Event>> made_;  // on GPUs, per bucket: marks that it is full
+  std::vector<std::optional<c10::Event>> made_;  // on GPUs: for each full bucket, an event
   std::condition_variable one_sent_;
   bool ended_ = false;
   std::exception_ptr error_;

@@ -53,16 +53,16 @@ class Group {
   /// Returns the number of bytes that this rank has sent in all_to_all(), all_gather() and send().
   virtual int64_t bytes_sent() const { return bytes_sent_; }
 
-  /// Makes the group named `name` of the ranks on an axis. Waits for these ranks, at most `timeout`
-  /// seconds.
+  /// Makes a group of the ranks on an axis; `name` is the group's name. Waits for these ranks, at
+  /// most `timeout` seconds.
   static std::unique_ptr<Group> make(Rendezvous& store, const std::string& name,
                                      const Placement& placement, const RankAxis& axis,
                                      double timeout);
-  /// Wraps `host` in a group that also exchanges GPU tensors, through the memory of the host.
+  /// Wraps `host` in a group that also exchanges GPU tensors, by copying them to CPU memory.
   static std::unique_ptr<Group> through_host(std::unique_ptr<Group> host);
-  /// Returns a group that exchanges GPU tensors by NCCL, except in send() and receive(), which use
-  /// the memory of the host. `name` and `axis` mean the same as in make(). An exchange returns once
-  /// it is complete, and throws after `timeout` seconds. The ranks connect in the first exchange.
+  /// Returns a group that exchanges GPU tensors by NCCL, except in send() and receive(), which copy
+  /// them to CPU memory. `name` and `axis` mean the same as in make(). An exchange returns once it
+  /// is complete, and throws after `timeout` seconds. The ranks connect in the first exchange.
   static std::unique_ptr<Group> by_nccl(std::unique_ptr<Group> host, Rendezvous& store,
                                         const std::string& name, const RankAxis& axis,
                                         double timeout);
@@ -74,7 +74,7 @@ class Group {
   int64_t share(std::span<const int64_t> cuts, size_t rank) const {
     return cuts[rank + 1] - cuts[rank];
   }
-  /// Counts what all_to_all() sends: all shares except that of this rank.
+  /// Counts what all_to_all() sends: the shares of the other ranks.
   void count_all_to_all(const at::Tensor& in, std::span<const int64_t> cuts) {
     bytes_sent_ += (cuts.back() - share(cuts, rank_)) * static_cast<int64_t>(in.element_size());
   }

@@ -25,8 +25,9 @@ namespace lathe {
 namespace {
 
 // How long the other processes may take to end once a process has failed. The shorter limit applies
-// if all processes but one ended because a process was lost, since the process that still runs is
-// then the lost one. The shorter limit never applies to rank 0, which may still save a checkpoint.
+// if a process was lost and all processes but one have ended for that reason: the process that
+// still runs is then the lost one. The shorter limit never applies to rank 0, which may still save
+// a checkpoint.
 constexpr double grace_s = 10, grace_after_loss_s = 3;
 
 /// While this object exists, its process reads signals from a file descriptor.
@@ -198,8 +199,8 @@ class Attempt {
   bool was_stopped() const { return was_stopped_; }
 
  private:
-  /// Returns whether exactly one process still runs, which is not rank 0, and all others ended
-  /// because that process was lost.
+  /// Returns whether exactly one process still runs, this process is not rank 0, and all other
+  /// processes ended because this process was lost.
   bool only_lost_rank_runs() const {
     return result_ == Exit::peer_lost && lost_ == 0 && !is_alive(processes_[0]) &&
            std::ranges::count_if(processes_, is_alive) == 1;

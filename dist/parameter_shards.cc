@@ -32,7 +32,7 @@ void restore(const at::Tensor& t, const at::Tensor& values) {
   if (t.is_cpu())
     std::memcpy(t.data_ptr(), values.const_data_ptr(), t.nbytes());
   else
-    t.variable_data().copy_(values.view(t.sizes()));  // an alias with a separate version
+    t.variable_data().copy_(values.view(t.sizes()));  // the alias has its own version counter
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ void ParameterShards::gather(int64_t block, bool for_all_uses) {
 }
 
 /// In a dry run, allocates a buffer as large as the block's largest bucket and keeps it until
-/// finish_ahead(). This buffer represents the one that the gathering thread of a real run holds
+/// finish_ahead(). This buffer represents the buffer that the gathering thread of a real run holds
 /// while another block computes.
 void ParameterShards::hold_largest_bucket(int64_t block) {
   const MemoryScope memory(Memory::gradients);
@@ -158,7 +158,7 @@ void ParameterShards::begin(size_t block, bool is_recomputed) {
   if (!is_sharded() || gathered_ > 0) return;
   const auto number = static_cast<int64_t>(block);
   finish_ahead();
-  // By now, the backward pass of the last recomputed block has ended.
+  // By now, the backward pass of the block that was recomputed last has ended.
   if (is_recomputed) free_blocks_except(number);
   const auto place = blocks_.find(number);
   if (place == blocks_.end()) return;

@@ -51,8 +51,8 @@ void set_meeting_point(Placement& p, const std::string& host, int port) {
   p.port = has_port ? port : number("MASTER_PORT", 1, 65535, p.launcher.c_str());
 }
 
-/// Returns a port that the tasks of one step of a job agree on and other jobs are unlikely to use;
-/// 29500 if `job` is null.
+/// Returns a port that all tasks of a Slurm job step agree on, and that other jobs are unlikely to
+/// use; 29500 if `job` is null.
 int port_of(const char* job, const char* step) {
   if (job == nullptr) return 29500;
   const auto number_of = [](const char* text) {
@@ -66,7 +66,8 @@ int port_of(const char* job, const char* step) {
 std::string first_host(const std::string& list) {
   const size_t bracket = list.find('['), comma = list.find(',');
   if (bracket == std::string::npos || comma < bracket) return list.substr(0, comma);
-  // "node[03-07,9]-ib": the first number, then what follows the bracket up to a comma.
+  // For "node[03-07,9]-ib", append to "node" the first number and the text after the closing
+  // bracket, up to a comma.
   const size_t number_end = list.find_first_of(",-]", bracket), closing = list.find(']', bracket);
   if (closing == std::string::npos) return list.substr(0, bracket);
   const size_t end = list.find(',', closing);

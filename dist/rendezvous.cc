@@ -28,7 +28,7 @@ class StoreRendezvous final : public Rendezvous {
     store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
   }
   std::string get(const std::string& key) override {
-    // get() of a missing key would wait for it.
+    // get() would wait for a missing key.
     if (!store_->check({key})) return "";
     const auto bytes = store_->get(key);
     return {bytes.begin(), bytes.end()};
@@ -70,8 +70,9 @@ std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout)
   options.timeout = milliseconds(timeout);
   if (p.listen_fd >= 0) options.masterListenFd = p.listen_fd;
 
-  // The constructor would block forever if the port accepts connections but never answers, and for
-  // twice the timeout if the host does not exist. So it runs on a detached thread.
+  // The constructor of TCPStore would block forever if the port accepts connections but never
+  // answers, and for twice the timeout if the host does not exist. The constructor therefore runs
+  // on a detached thread.
   auto made = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
   auto result = made->get_future();
   std::thread([made, options, host = p.host] {

@@ -5,7 +5,7 @@
 // along its outputs gathers its input, and the output of a matrix that is cut along its inputs is
 // summed and scattered. Together, these gathers and scatters send as many bytes as the all-reduces
 // of tensor parallelism without sequence parallelism. The backward pass gathers inputs again, which
-// adds a quarter to the bytes if the layers with the same input are one fused op.
+// adds a quarter to the bytes if layers with the same input are fused into one op.
 //
 // In a block, the gradient of a parameter that is not cut covers only this rank's positions.
 // sum_block_gradients() sums these gradients over the tensor ranks.
@@ -29,9 +29,9 @@ namespace lathe {
 /// Returns whether the tensor ranks of this run divide the residual stream.
 bool divides_sequence(const DistConfig& config);
 
-/// While this object exists, forward passes that record a graph divide positions: in the model's
-/// blocks, each tensor rank computes only T / ranks of the T positions that this process has of
-/// each row, in tensors [B, T, C]. The number of tensor ranks must divide T.
+/// While this object exists, forward passes that record a graph divide positions: if a tensor [B,
+/// T, C] enters the model's blocks, each tensor rank computes only T / ranks of the T positions
+/// there. The number of tensor ranks must divide T.
 class DivideSequence : ModeGuard, public SequenceSplit {
  public:
   DivideSequence();
@@ -50,7 +50,7 @@ class DivideSequence : ModeGuard, public SequenceSplit {
 /// have. The gradient of `whole` is gathered from all ranks.
 Variable split_sequence(const Variable& whole);
 /// Gathers `x` [B, T / ranks, C] from all tensor ranks, in the order of ranks, as [B, T, C]. The
-/// gradient of the result must be the same on all ranks (all_gather() does not need this). The
+/// gradient of the result must be the same on all ranks (all_gather() does not require this). The
 /// gradient of `x` is this process's part of the result's gradient.
 Variable join_sequence(const Variable& x);
 
@@ -86,10 +86,10 @@ Variable parameter_of_cut_outputs(const Variable& parameter);
 /// `remedy`, which advises the user what to do.
 void require_whole_rows(const char* layer, const char* remedy);
 
-/// For each parameter of a block that is not cut, replaces the gradient by the sum of the gradients
-/// of the tensor ranks. `gradient(i)` returns the gradient of parameter i, or the part of it for
-/// the elements that this data rank owns; undefined if there is none. This call is a collective of
-/// the tensor ranks, whose gradients must have the same sizes.
+/// For each uncut parameter of a block, replaces the gradient by the sum of the gradients of the
+/// tensor ranks. `gradient(i)` returns the gradient of parameter i, or the part of it for the
+/// elements that this data rank owns; undefined if there is none. This call is a collective of the
+/// tensor ranks, whose gradients must have the same sizes.
 void sum_block_gradients(std::span<const NamedParameter> parameters,
                          const std::function<at::Tensor(size_t i)>& gradient);
 

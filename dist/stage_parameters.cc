@@ -24,7 +24,8 @@ std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after
   for (const double cost : costs) sums.push_back(sums.back() + cost);
   sums.back() += after;
 
-  // best[s][n]: the cost of the most expensive of s parts that have the first n blocks.
+  // best[s][n]: the cost of the most expensive part, if the first n blocks are cut into s parts in
+  // the best way.
   constexpr double none = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> best(count + 1, std::vector<double>(blocks + 1, none));
   std::vector<std::vector<size_t>> begin(count + 1, std::vector<size_t>(blocks + 1));
@@ -59,7 +60,7 @@ StageParameters::StageParameters(World& world, std::vector<NamedParameter> param
       cuts_(std::move(cuts)),
       head_(head) {
   const auto rank = static_cast<size_t>(stages_.rank);
-  bool is_before = true;  // no block was named yet
+  bool is_before = true;  // false from the first parameter of a block on
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const NamedParameter& p = parameters_[i];
     is_before = is_before && p.block < 0;
@@ -86,7 +87,7 @@ ElementRange StageParameters::blocks(int part) const {
   return {cuts_[of_all], cuts_[of_all + 1]};
 }
 
-/// Returns the index, among the parts of all stages, of the part that has a block.
+/// Returns the index of the part that has this block, among the parts of all stages.
 int64_t StageParameters::part_of_block(int64_t block) const {
   return std::upper_bound(cuts_.begin(), cuts_.end(), block) - cuts_.begin() - 1;
 }
@@ -227,8 +228,8 @@ std::vector<at::Tensor> StageParameters::sum_gradients(std::vector<at::Tensor> s
   return sums;
 }
 
-/// Returns the gradient of parameter i as sum_gradients() does. `own`: the gradient of this stage.
-/// has_gradient[s]: whether stage s has a gradient.
+/// Returns the gradient of parameter i in the form in which sum_gradients() returns it. `own`: the
+/// gradient of this stage. has_gradient[s]: whether stage s has a gradient.
 at::Tensor StageParameters::summed(size_t i, const at::Tensor& own, const uint8_t* has_gradient) {
   const Variable& parameter = parameters_[i].parameter;
   const at::TensorOptions options =

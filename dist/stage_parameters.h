@@ -71,8 +71,8 @@ class StageParameters {
   /// not made with them.
   bool needs(const Leaf* parameter) const;
   /// Frees the parameters that this stage does not use; on GPUs, frees only parameters of blocks.
-  /// Their memory may have been freed already (core/storage.h). Call it once, before the first
-  /// step.
+  /// The memory of a parameter may have been freed already (core/storage.h). Call it once, before
+  /// the first step.
   void free_foreign_parameters();
   /// Adds up the gradients that several stages have of a parameter, on the stage that owns the
   /// parameter. Returns, for each parameter, its gradient as a 1-D tensor. The tensor has no

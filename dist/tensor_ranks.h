@@ -35,8 +35,9 @@ at::Tensor join_over_tensor_ranks(const at::Tensor& part, const TensorCut& cut);
 Variable embedding_of_tensor_ranks(const at::Tensor& ids, const Variable& weight);
 
 /// Returns the cross-entropy summed over the targets [N] that are not -100 and divided by `divisor`
-/// (0: by the number of these targets). The logits [N, V] are cut along their columns as `cut` cuts
-/// the rows of the head; `logits` has the columns of this rank. No rank receives another's logits.
+/// (0: by the number of these targets). `cut` describes how the rows of the head, and therefore the
+/// columns of the logits [N, V], are divided among the tensor ranks. `logits` has the columns of
+/// this rank. No rank receives the logits of another rank.
 Variable cross_entropy_of_tensor_ranks(const Variable& logits, const TensorCut& cut,
                                        const at::Tensor& targets, double divisor);
 

@@ -65,7 +65,7 @@ std::string World::context_group() const {
   return str("contexts/", pipeline_.rank, "/", batches().rank, "/", tensor_.rank);
 }
 
-/// Makes the group named `name` of the ranks on an axis.
+/// Makes a group of the ranks on an axis; `name` is the group's name.
 std::unique_ptr<Group> World::make_group(const std::string& name, const RankAxis& axis) {
   return Group::make(*store_, name, placement_, axis, timeout_);
 }

@@ -125,7 +125,7 @@ class World {
   /// call is a collective.
   void open_saving_group();
   /// Throws Exit::usage if `mine` differs between ranks. The message names the first rank whose
-  /// value differs from that of rank 0, and shows the first line in which the two values differ.
+  /// value differs from rank 0's value, and shows the first line in which the two values differ.
   /// `what` names the value, such as "the config". This call is a collective.
   void check_same(const std::string& what, const std::string& mine);
   /// Does the same as check_same() for each line of a text. A line is a key, a space and a value.
@@ -133,8 +133,8 @@ class World {
   /// is a collective.
   void check_same_lines(const std::string& what, const std::string& mine);
   /// Returns the data ranks' group for gradients. A thread other than the training thread may use
-  /// it. This group, and the groups that the following functions return, exist only if their axis
-  /// has several ranks.
+  /// the group. This group, and the groups that the following functions return, exist only if their
+  /// axis has several ranks.
   Group& gradients() { return *gradients_; }
   /// Returns the data ranks' group for sharded parameters. The training thread may use it while
   /// gradients are exchanged.

@@ -183,7 +183,7 @@ void World::wait_for_readers() const {
   if (rank() == 0 && !placement_.agent_hosts_store) std::this_thread::sleep_for(2 * pulse_interval);
 }
 
-/// Stores the sentence about the lost rank, for ranks that look for it later.
+/// Stores the sentence about the lost rank, for ranks that look for the lost rank later.
 void World::store_answer(const std::string& lost) {
   try {
     monitor_->set("lost", lost);

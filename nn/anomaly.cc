@@ -58,7 +58,7 @@ struct DetectAnomaly::Watch {
     std::string where, inputs;
   };
   std::unordered_map<const Node*, Made> made;
-  size_t prune_at = 1024;  // entries
+  size_t prune_at = 1024;  // number of entries at which expired entries are removed
 
   static std::string where() {
     const ModuleCall* call = ModuleCall::innermost();
@@ -106,7 +106,8 @@ struct DetectAnomaly::Watch {
       prune_at = std::max(prune_at, 2 * made.size());
     }
 
-    // In a recomputation, keep the first entry, which has the module's path in the complete model.
+    // In a recomputation, keep the node's first entry, which has the module's path in the complete
+    // model.
     const auto found = made.find(&node);
     if (mode().is_recomputing && found != made.end() && !found->second.node.expired()) return;
     made[&node] = {.node = node.weak_from_this(), .where = where(), .inputs = inputs_text(inputs)};
@@ -125,8 +126,8 @@ struct DetectAnomaly::Watch {
       arrived += (arrived.empty() ? "" : "; ") + facts(t);
     }
 
-    // No earlier backward function produced this value, since the results of each one are checked.
-    // The value comes from the loss scale, or from a sum of finite gradients.
+    // No earlier backward function produced this value, since the results of every backward
+    // function are checked. The value comes from the loss scale, or from a sum of finite gradients.
     if (!arrived_finite) {
       fail(Exit::diverged, "anomaly: the gradient that reached the result of ", r.node.name(),
            place,

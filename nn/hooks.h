@@ -26,13 +26,14 @@ class ModuleCall;
 /// matches.
 class ForwardHook : public ModeGuard {
  public:
-  /// Takes the module's path and result; a defined Variable that the function returns replaces the
-  /// result.
+  /// Takes the module's path and result. If the function returns a defined Variable, the Variable
+  /// replaces the result.
   using Function = std::function<Variable(const std::string& path, const Variable& y)>;
   ForwardHook(const ModuleRef& model, std::string_view pattern, Function f);
 
-  /// Calls the function if the pattern matches the module of `at`. Replaces `y`, the module's
-  /// result, by a defined Variable that the function returns. Only ModuleCall calls this function.
+  /// Calls the hook's function if the pattern matches the module of the call `at`. If the hook's
+  /// function returns a defined Variable, replaces `y`, the module's result, by this Variable. Only
+  /// ModuleCall uses call().
   void call(const ModuleCall& at, Variable& y) const;
   const ForwardHook* outer() const { return outer_; }
 

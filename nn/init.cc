@@ -34,7 +34,7 @@ void fill_weight(const NamedParameter& p, const at::Tensor& t, Init init, int64_
       t.dim() >= 2, p.path, " is a ", p.role.name, " of shape ", describe(t.sizes()),
       "; fan-in and fan-out need 2 dimensions or more: give the parameter another Role::Start");
   const auto out = static_cast<double>(t.size(0)), in = static_cast<double>(t.size(1));
-  const double field = static_cast<double>(t.numel()) / (out * in);  // positions of a filter
+  const double field = static_cast<double>(t.numel()) / (out * in);  // number of filter positions
   const double fan_out = out * field, fan_in = in * field;
   const double residual = p.role.residual ? 1 / std::sqrt(2.0 * static_cast<double>(depth)) : 1;
   switch (init) {

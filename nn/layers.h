@@ -1,6 +1,6 @@
-// Includes all layers, which are plain structs of parameters and sizes that are called like
-// functions. A layer is constructed with its sizes; nn/init.h sets the values of its parameters.
-// Under autocast, a layer computes in the dtypes of its ops (autograd/ops.h).
+// Includes all layers. A layer is a plain struct of parameters and sizes, and is called like a
+// function. It is constructed with its sizes; nn/init.h sets the values of its parameters. Under
+// autocast, a layer computes in the dtypes of its ops (autograd/ops.h).
 #pragma once
 
 #include "nn/layers/attention.h"

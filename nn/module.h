@@ -160,11 +160,11 @@ void for_each_module(
   model.visit(visit);
 }
 
-/// Replaces every parameter by the result of `make(found)`; tied parameters stay tied. Existing
-/// handles still refer to the old parameters.
+/// Replaces every parameter by the Variable that `make` returns for it; tied parameters stay tied.
+/// Existing handles still refer to the old parameters.
 void replace_parameters(const ModuleRef& model,
                         const std::function<Variable(const NamedParameter& found)>& make);
-/// Replaces every buffer by the result of `make(found)`.
+/// Replaces every buffer by the tensor that `make` returns for it.
 void replace_buffers(const ModuleRef& model,
                      const std::function<at::Tensor(const NamedBuffer& found)>& make);
 /// Replaces every parameter and buffer by a copy on `device`; floating-point tensors are converted
@@ -173,8 +173,8 @@ void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype);
 /// Drops the gradients of all parameters.
 void zero_grad(const ConstModuleRef& model);
 /// Freezes every parameter whose path matches `pattern` (see matches() in autograd/parameter.h), or
-/// makes it trainable again if `frozen` is false. Returns the number of parameters that match, and
-/// throws if it is 0. Frozen parameters get no gradients and no updates.
+/// makes it trainable again if `frozen` is false. Returns the number of parameters that match.
+/// Throws if none matches. Frozen parameters get no gradients and no updates.
 int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool frozen = true);
 /// Gives each layer that draws random numbers a stream that depends on the layer's path, so that
 /// the layer's numbers do not depend on which other layers ran. If this function is not called,
@@ -190,11 +190,11 @@ StateDict state_dict(const ConstModuleRef& model);
 struct LoadedState {
   std::vector<std::string> missing, unexpected;  ///< paths, sorted
 };
-/// Copies the values of `state` into the model's tensors, cast to their dtype and device. Tied
-/// parameters stay tied: `state` may have a tied parameter under any of its paths, or under several
-/// paths with equal values. Throws one error for all mismatches of shapes and of kinds of dtype
-/// (integer or floating point), and with `strict` for all missing and unexpected paths. The error
-/// names the first 8 of each kind, and the model is unchanged.
+/// Copies the values of `state` into the model's tensors, cast to the dtype and device of these
+/// tensors. Tied parameters stay tied: `state` may have a tied parameter under any of its paths, or
+/// under several paths with equal values. Throws one error for all mismatches of shapes and of
+/// kinds of dtype (integer or floating point), and with `strict` for all missing and unexpected
+/// paths. The error names the first 8 of each kind. After an error, the model is unchanged.
 LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
                             bool strict = true);
 

@@ -73,7 +73,7 @@ class ModuleCall {
   void input(const char* name, const at::Tensor& x, std::string_view spec) {
     check(name, x, spec, false);
   }
-  /// Checks a Variable.
+  /// Checks a Variable in the same way.
   void input(const char* name, const Variable& x, std::string_view spec) {
     check(name, x.data(), spec, false);
   }
@@ -101,7 +101,7 @@ class ModuleCall {
   const void* module() const { return module_; }
   std::type_index type() const { return type_; }
   /// Returns the path as seen from the outermost module in progress, such as "blocks.1.attn"; ""
-  /// for that module.
+  /// for the outermost module itself.
   std::string path() const;
   /// Returns "blocks.1.attn (CausalSelfAttention)", or only the type if the path is empty.
   std::string text() const;

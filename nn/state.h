@@ -9,7 +9,8 @@
 
 namespace lathe {
 
-/// Returns an entry that shares the memory of `t`, which must be contiguous and on the CPU.
+/// Returns an entry of a safetensors file that shares the memory of `t`, which must be contiguous
+/// and on the CPU.
 TensorEntry make_entry(const std::string& name, const at::Tensor& t);
 /// Returns an entry whose tensor exists only while it is written. Writing the entry calls `make`,
 /// which returns the tensor with this dtype and these sizes, on any device.

@@ -12,7 +12,7 @@ std::vector<GroupOptions> group_options(const OptimConfig& config) {
     GroupOptions group;
 
     for (const auto& [key, value] : table) {
-      // The tables of optim.groups hold plain values; toml_text prints ConfigValues.
+      // The tables of optim.groups hold plain values, but toml_text() prints ConfigValues.
       const ConfigValue as_value = std::visit([](const auto& x) { return ConfigValue(x); }, value);
       // Returns `value` as a number. A text or a boolean becomes -1, which the check then refuses.
       // The condition `!(x >= 0)` also refuses NaN.

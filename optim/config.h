@@ -118,13 +118,14 @@ struct OptimConfig {
 struct GroupOptions {
   std::string pattern{};  ///< pattern of parameter paths; see matches()
   std::function<bool(const NamedParameter& parameter)>
-      which{};           ///< predicate that replaces the pattern; empty: the pattern selects
+      which{};           ///< predicate that replaces the pattern; if empty, the pattern selects the
+                         ///< parameters
   double lr_factor = 1;  ///< factor on the step's learning rate
   std::optional<double> weight_decay{};  ///< nullopt: the same as for other parameters
 };
 
-/// Reads optim.groups. Throws Exit::usage if a group lacks match or has an unknown key or a bad
-/// value.
+/// Reads optim.groups. Throws Exit::usage if a group lacks the key `match`, or has an unknown key
+/// or a bad value.
 std::vector<GroupOptions> group_options(const OptimConfig& config);
 /// Returns the constants of the update rule; `kind` and `lr` are not set.
 UpdateRule rule_of(const OptimConfig& config);

@@ -42,11 +42,12 @@ struct MethodState {
   bool joins_parts = false;
 };
 
-/// Returns whether the optimizer `kind` (optim.kind), which keeps `state` for a parameter of these
-/// sizes, can't update such a parameter if it is cut among tensor ranks.
+/// Returns whether a parameter of these sizes can't be updated while it is cut among tensor ranks.
+/// `kind` is the optimizer (optim.kind), which keeps `state` for the parameter.
 bool needs_whole_tensors(const MethodState& state, at::IntArrayRef sizes, const std::string& kind);
 
-/// Returns the complete tensor; each tensor rank passes its part. A collective of the tensor ranks.
+/// Returns the complete tensor; each tensor rank passes its part. The call is a collective of the
+/// tensor ranks.
 using JoinParts = std::function<at::Tensor(const at::Tensor& part, const TensorCut& cut)>;
 
 /// One parameter of a step: the kernels' arguments and the parameter's shape.
@@ -74,10 +75,10 @@ class Method {
   /// element. The step sets the rule's lr.
   virtual UpdateRule rule() const = 0;
   /// Updates the parameters of `slots`, and may change `slots`. One call normally has all
-  /// parameters of a step. If parameters are updated in backward, or the state is in a file, each
-  /// of several calls has some of the parameters, or parts of divisible parameters. On a CPU,
-  /// update() is not called for a skipped step. On a GPU only `control` shows whether the step is
-  /// skipped.
+  /// parameters of a step. If parameters are updated in backward, or the state is in a file, there
+  /// are several calls, each with some of the parameters or with parts of divisible parameters. On
+  /// a CPU, update() is not called for a skipped step. On a GPU, only `control` shows whether the
+  /// step is skipped.
   virtual void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
                       bool cuda) const = 0;
   /// Returns whether the method has code for GPUs.

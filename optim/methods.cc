@@ -37,8 +37,8 @@ std::unique_ptr<Method> make_by_rule(const OptimConfig& config) {
 
 std::vector<OptimizerKind>& all() {
   static std::vector<OptimizerKind> kinds = [] {
-    // Rules first, in the order of their table. The amsgrad variants are hidden there: one kind
-    // serves both, and the config's amsgrad picks the variant.
+    // First the rules, in the order of their table. The amsgrad variants in the table are hidden:
+    // one kind serves both variants, and optim.amsgrad selects the variant.
     std::vector<OptimizerKind> made;
     for_each_rule(
         [&](auto rule) {
@@ -56,7 +56,7 @@ std::vector<OptimizerKind>& all() {
     made.insert(
         made.end(),
         {
-            // name, doc, make
+            // columns: name, doc, make
             {"lamb", "Adam with steps in proportion to each tensor's norm", make_lamb},
             {"adafactor", "second moments only of rows and columns", make_adafactor},
             {"adam8bit", "adam with moments in 8 bits", make_adam8bit},
@@ -113,7 +113,7 @@ MethodState state_of_rule(const UpdateRule& rule, const at::Tensor& parameter) {
 void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule,
                      StepControl* control, bool cuda) {
   // The size of a piece must not depend on the number of threads, because the last elements of a
-  // loop may be rounded differently from those that fill SIMD vectors.
+  // loop may be rounded differently from elements that fill SIMD vectors.
   constexpr int64_t piece = 1 << 14;
 
   if (!cuda) {

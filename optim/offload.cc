@@ -20,7 +20,7 @@ constexpr size_t page = 4096;              // alignment of units and buffers
 constexpr size_t line = 64;                // alignment of tensors within a unit
 constexpr size_t largest_unit = 16 << 20;  // bytes of a unit that can be cut
 constexpr size_t units_at_least = 16;      // least number of units, if parameters are small enough
-constexpr size_t buffers_at_least = 4;     // one in use, two ahead, one being written
+constexpr size_t buffers_at_least = 4;     // one in use, two read ahead, one being written
 
 size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
@@ -47,8 +47,8 @@ int64_t elements_of_piece(const OffloadedSlot& slot, size_t unit_bytes) {
 ElementRange OffloadedSlot::part(size_t tensor, ElementRange range) const {
   const OffloadedTensor& t = tensors[tensor];
   const auto place = [&](int64_t i) { return i == elements ? t.elements : i / t.per; };
-  // The state of a parameter that is not divisible may have any number of elements. For it, `range`
-  // contains all elements, so only the ends are mapped.
+  // The state of a parameter that is not divisible may have any number of elements. For such a
+  // parameter, `range` contains all elements, so only the ends are mapped.
   return {range.begin == 0 ? 0 : place(range.begin), place(range.end)};
 }
 
@@ -106,7 +106,8 @@ void StateOffload::lay_out(size_t unit_bytes) {
   file_bytes_ = static_cast<int64_t>(offset);
 }
 
-/// Allocates four buffers; fewer if all units fit into fewer, more if the largest unit takes more.
+/// Allocates four buffers. Allocates fewer if all units fit into fewer, and more if the largest
+/// unit takes more.
 void StateOffload::allocate(size_t unit_bytes) {
   buffer_bytes_ = unit_bytes;
   size_t all = 0, largest = 0;
@@ -195,7 +196,7 @@ std::optional<size_t> StateOffload::free_buffers(size_t count) const {
 }
 
 /// Returns the unit in memory that was used the longest ago. If there is none and `unused_too` is
-/// true, returns the unit that is needed last of those that were read ahead and not used yet.
+/// true, returns, of the units that were read ahead and not used yet, the unit that is needed last.
 std::optional<size_t> StateOffload::least_needed(bool unused_too) const {
   std::optional<size_t> used, unused;
   for (const int64_t held : holds_) {
@@ -228,8 +229,8 @@ void StateOffload::evict(size_t unit) {
 size_t StateOffload::evict_until_free(std::unique_lock<std::mutex>& lock, size_t count) {
   for (;;) {
     if (const auto found = free_buffers(count)) return *found;
-    // A unit that is being written is no longer needed; a unit that was read ahead may still be
-    // needed.
+    // While a transfer is in progress, do not evict a unit that was read ahead, since it is still
+    // needed. A unit that is being written frees its buffers soon.
     if (const auto unit = least_needed(/*unused_too=*/!is_moving())) {
       evict(*unit);
       continue;
@@ -239,7 +240,7 @@ size_t StateOffload::evict_until_free(std::unique_lock<std::mutex>& lock, size_t
   }
 }
 
-/// Reads the units that follow the current one, as far as there is room without waiting.
+/// Reads the units that follow the current unit, for which buffers are free without waiting.
 void StateOffload::read_ahead() {
   const size_t begin = current_ ? position_[*current_] + 1 : 0;
   // One buffer is for the unit that is being written.
@@ -284,8 +285,8 @@ void StateOffload::end_step() {
   retire();
   uses_before_step_ = uses_;
 
-  // The next step is expected to use the units of this step in the same order. The other units
-  // follow.
+  // The next step is expected to use the units of this step in the same order. Units that this step
+  // did not use come after them.
   std::vector<bool> is_listed(units_.size());
   std::vector<size_t> order;
   seen_.insert(seen_.end(), order_.begin(), order_.end());

@@ -38,7 +38,8 @@ void check_slot(const Slot& slot, const at::Tensor& g, bool is_sharded) {
               " or its gradient is not contiguous");
 }
 
-/// Returns whether a slot keeps an average, which is then last in its state.
+/// Returns whether a slot keeps a moving average. The average is the last tensor of the slot's
+/// state.
 bool has_average(const Slot& slot) { return slot.state.size() > slot.places.size(); }
 
 /// Records that the kernels wrote to a slot's parameter, state and working copy.
@@ -135,7 +136,7 @@ void Optimizer::sum_gradients(const StepOptions& options) {
     }
   }
 
-  // Gradients are counted in the order of groups and slots; step() uses the same order to find the
+  // The sums are stored in the order of groups and slots; step() uses the same order to find the
   // sums of each gradient. Chunks of other processes count as 0 until the sums are shared.
   if (is_sharded_) partials_.zero_();
   if (!partials_.is_cuda()) {
@@ -202,8 +203,8 @@ void Optimizer::decide(double lr, const StepOptions& options) {
                                           loss, control_.pointer(), options.scale);
 }
 
-/// Returns the update of a slot, for the kernels. `first_chunk` is the index of the slot's first
-/// entry in partials_.
+/// Returns the kernels' arguments for the update of a slot. `first_chunk` is the index of the
+/// slot's first entry in partials_.
 SlotUpdate Optimizer::update_of(const ParameterGroup& group, const Slot& slot,
                                 const at::Tensor& grad, int64_t first_chunk,
                                 const StepOptions& options) const {
@@ -229,7 +230,8 @@ void Optimizer::update_averages(const std::vector<SlotUpdate>& of) {
   update_elements(of, rule, control_.pointer(), partials_.is_cuda());
 }
 
-/// Updates the parameters of `updates`. For `stay`, updates only the moving averages.
+/// Updates the parameters of `updates`. For the parameters of `stay`, updates only the moving
+/// averages.
 void Optimizer::update_all(std::vector<SlotUpdate>& updates, const std::vector<SlotUpdate>& stay) {
   if (offload_ != nullptr) return update_offloaded(updates, stay);
   method_->update(updates, rule_, control_.pointer(), partials_.is_cuda());
@@ -261,12 +263,13 @@ void Optimizer::step(double lr, const StepOptions& options) {
 
       const SlotUpdate one = update_of(group, slot, grad, first_chunk, options);
       if (!grad.defined()) {
-        // A parameter without a gradient stays, but its average still approaches it.
+        // A parameter without a gradient does not change, but its average still approaches the
+        // parameter.
         if (has_average(slot)) stay.push_back(one);
         continue;
       }
       updates.push_back(one);
-      // On a GPU, this also happens in a skipped step: an unneeded version bump is harmless.
+      // On a GPU, this also bumps versions in a skipped step, which is harmless.
       bump_versions(slot);
     }
   }

@@ -23,8 +23,9 @@
 
 namespace lathe {
 
-/// The complete tensor that a tensor of state belongs to, and the range of its elements that this
-/// process keeps. The range has all elements unless the state is sharded among processes.
+/// The complete tensor that a tensor of state belongs to, and the range of the complete tensor's
+/// elements that this process keeps. The range has all elements unless the state is sharded among
+/// processes.
 struct StatePart {
   std::vector<int64_t> sizes;
   ElementRange own;
@@ -57,7 +58,7 @@ struct ParameterGroup {
 
 /// Options of a step; tensors and pointers are on the parameters' device.
 struct StepOptions {
-  int64_t step = 0;  ///< number of the step, from 0; an error that ends a run names it
+  int64_t step = 0;  ///< number of the step, from 0; an error that ends a run names this number
   at::Tensor
       loss{};  ///< [] float32; if given, a non-finite loss has the effect of a non-finite gradient
   ScaleState* scale = nullptr;  ///< the loss scale of the gradients; null: 1, and a non-finite
@@ -67,7 +68,7 @@ struct StepOptions {
   /// of the elements that this process owns, 1-D; undefined for a parameter without a gradient.
   std::span<const at::Tensor> own_gradients{};
   /// If the parameters themselves are sharded: for each of the constructor's parameters, the
-  /// elements that this process owns, which are updated in place of the parameter; undefined for a
+  /// elements that this process owns, which are updated instead of the parameter; undefined for a
   /// parameter that is complete.
   std::span<const at::Tensor> own_parameters{};
   /// Replaces a tensor by its sum over the processes that the updates are sharded among. Must be
@@ -93,9 +94,9 @@ class Optimizer {
   /// otherwise. One count of updates serves all parameters. So a parameter whose first gradient
   /// comes late gets the same bias correction as if its earlier gradients had been zero.
   ///
-  /// A parameter belongs to the first group that selects it. The groups of `own` come before those
-  /// of config.groups. Throws Exit::usage if a group gets no parameter, or if the kind does not
-  /// support the device.
+  /// A parameter belongs to the first group that selects it. The groups of `own` come before the
+  /// groups of config.groups. Throws Exit::usage if a group gets no parameter, or if the kind does
+  /// not support the device.
   ///
   /// `shares`: for each parameter, the elements whose state this process keeps and which it
   /// updates. Empty: all elements of all parameters. A parameter of divisible_parameters() may be
@@ -119,12 +120,12 @@ class Optimizer {
   void step(double lr, const StepOptions& options = {});
 
   // The next functions are the stages of a step whose gradients do not all exist at the same time
-  // (memory.update_in_backward). They require that all state is in one process. Call
+  // (memory.update_in_backward). These functions require that all state is in one process. Call
   // begin_stages(); sum_gradient() for each parameter, if gradients are clipped by their norm;
   // decide(); update_parameter() for each parameter; end_stages(). The result is bitwise equal to
-  // that of step(), with two exceptions. A gradient that is not finite leaves only its parameter
-  // untouched, unless all gradients were summed before decide(). On a GPU, the norm may differ in
-  // the last bit if a parameter has no gradient. `i` is the index of a parameter in the
+  // the result of step(), with two exceptions. A gradient that is not finite leaves only its
+  // parameter untouched, unless all gradients were summed before decide(). On a GPU, the norm may
+  // differ in the last bit if a parameter has no gradient. `i` is the index of a parameter in the
   // constructor's list; its gradient must be complete.
 
   /// Begins a step: clears the sums of the previous step.
@@ -161,7 +162,7 @@ class Optimizer {
   /// Returns a tensor of a slot's state or of shared_state(). If the state is in a file, returns a
   /// copy of the part that this process keeps, which `part` describes.
   at::Tensor read_state(const at::Tensor& state, const StatePart& part) const;
-  /// Calls `put` with the bytes of a part of state in a file, as StateOffload::read() does.
+  /// For state in a file, calls `put` with the bytes of `part`; see StateOffload::read().
   void stream_state(const StatePart& part,
                     const std::function<void(std::span<const std::byte>)>& put) const;
   /// Sets a tensor of state, or the part of it that read_state() returns, to `values`. `values`
@@ -206,8 +207,8 @@ class Optimizer {
   int64_t chunks_ = 0;   // entries of partials_ in use
   UpdateRule rule_;      // rule of the step that was decided last
 
-  // For the stages of a step: where each parameter's slot is, its entries of partials_, and whether
-  // its gradient was summed and its update applied.
+  // Members for the stages of a step: where each parameter's slot is, which entries of partials_ it
+  // has, and whether its gradient was summed and its update applied.
   struct Stage {
     size_t group, slot;
     int64_t first_chunk;

@@ -31,9 +31,9 @@ bool chooses(const GroupOptions& o, const NamedParameter& p) {
 }
 
 /// Returns the index of a parameter's group. The first entry of `own` that chooses the parameter
-/// selects a pair of groups: the first group is for parameters with weight decay, the second for
-/// those without it by default. Weight decay applies to parameters with two or more dimensions,
-/// unless their roles state otherwise.
+/// selects a pair of groups: the first group is for parameters with weight decay, and the second
+/// group is for parameters without weight decay by default. Weight decay applies to parameters with
+/// two or more dimensions, unless their roles state otherwise.
 size_t group_of(const std::vector<GroupOptions>& own, const NamedParameter& p) {
   const auto at = std::ranges::find_if(own, [&](const GroupOptions& o) { return chooses(o, p); });
   const size_t pair = at == own.end() ? 0 : static_cast<size_t>(at - own.begin()) + 1;
@@ -85,10 +85,10 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
     fail(Exit::usage, "optim.kind = \"", config.kind,
          "\" does not run on GPUs yet; use adamw, or train.device = \"cpu\"");
 
-  // Groups come in pairs, for parameters with weight decay and for those without it by default. The
-  // second group of a pair has no decay unless its entry of `own` sets weight_decay. Pair 0 is for
-  // parameters that no entry chooses. Entries that are given in code come before entries of the
-  // config.
+  // Groups come in pairs: one group for parameters with weight decay, and one for parameters
+  // without weight decay by default. The second group of a pair has no decay unless its entry of
+  // `own` sets weight_decay. Pair 0 is for parameters that no entry chooses. Entries that are given
+  // in code come before entries of the config.
   std::vector<GroupOptions> own = own_;
   for (GroupOptions& group : group_options(config)) own.push_back(std::move(group));
   groups_ = {{.weight_decay = config.weight_decay}, {}};

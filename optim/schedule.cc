@@ -54,7 +54,7 @@ double one_cycle(const Place& p) {
   return cosine(p.lr, p.min_lr, p.progress(top, p.steps));
 }
 
-// name, rate, warms_up
+// columns: name, rate, warms_up
 constexpr ScheduleKind kinds[]{
     {"constant", [](const Place& p) { return p.lr; }},
     {"linear",

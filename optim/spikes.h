@@ -9,7 +9,8 @@
 
 namespace lathe {
 
-/// Part of a run's state, so that a resumed run decides as an uninterrupted run would.
+/// The part of a run's state with which a resumed run makes the same decisions as an uninterrupted
+/// run.
 struct SpikeState {
   int64_t seen = 0;               ///< number of losses in mean and variance since the last reset
   double mean = 0, variance = 0;  ///< exponentially weighted mean and variance of recent losses

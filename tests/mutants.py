@@ -2,12 +2,12 @@
 """Mutation tests: check that the tests notice faults (mutants) that are deliberately put into the
 sources.
 
-The file mutants.toml of a folder of tests lists the mutants that these tests must notice. Each mutant replaces the text
-`find`, which must occur once in `file` (white space between its tokens does not count), in a copy of the sources
-(build-mutants/src; the working tree is never written to). The copy is built and tested with the
-mutant's tags (X of X_test.cc, the likeliest first) until the tests of one tag fail. A mutant that
-the tests of no tag notice shows a gap in the tests. The tests must first pass on the unmutated
-sources.
+The file mutants.toml of a folder of tests lists the mutants that these tests must notice. Each
+mutant replaces the text `find` in `file`. The text must occur there once, apart from differences in
+white space. The replacement is made in a copy of the sources (build-mutants/src), never in the
+working tree. The copy is built, and tested with the mutant's tags, the likeliest first, until the
+tests of one tag fail. Tag X selects the tests in X_test.cc. A mutant that the tests of no tag
+notice shows a gap in the tests. The tests must first pass on the unmutated sources.
 
 After a name in the sources has been changed, `tests/mutants.py --rename OLD NEW` changes it in all
 mutants.
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def places(text, find):
-    """Returns the matches of a mutant's text in a source, with any white space between tokens."""
+    """Returns the matches of a mutant's text in a source. White space between tokens may differ."""
     words = re.findall(r'"(?:\\.|[^"\\])*"|\w+|[^\w\s]', find)
     pattern = ""
     for before, word in zip([""] + words, words):
@@ -48,7 +48,8 @@ def sources():
 
 
 def copy_sources(to):
-    """Makes `to` a copy of the sources. Does not rewrite unchanged files, so builds are incremental."""
+    """Makes `to` a copy of the sources. Does not rewrite unchanged files, so that builds are
+    incremental."""
     wanted = sources()
     for path in wanted:
         new, old = (ROOT / path).read_bytes(), to / path

@@ -1,5 +1,6 @@
-// Implements activations. The first-order backward of most activations is a kernel of ATen. Under
-// create_graph, backward applies the formula in the comment above it.
+// Implements activations. The first-order backward of most activations is a kernel of ATen. A
+// comment in each op states the formula of the gradient. Under create_graph, backward applies this
+// formula.
 #include <ATen/ops/elu.h>
 #include <ATen/ops/elu_backward.h>
 #include <ATen/ops/hardswish.h>
@@ -41,8 +42,8 @@ struct LogSigmoid {
   at::Tensor forward(const at::Tensor& x_) { return at::log_sigmoid(x = x_); }
   // dx = dy * sigmoid(-x)
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * sigmoid(-x.data())}; }
-  // The second derivative is -s (1 - s) with s = sigmoid(-x), which loses precision when s is near
-  // 1. For x < 0, s is therefore computed as 1 - sigmoid(x).
+  // The second derivative is -s (1 - s) with s = sigmoid(-x). When s is near 1, 1 - s loses
+  // precision. For x < 0, s is therefore computed as 1 - sigmoid(x).
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const at::Tensor below = x.data().lt(0);
     const Variable small = sigmoid(where(below, x.as<Variable>(), -x.as<Variable>()));

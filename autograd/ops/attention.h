@@ -46,9 +46,9 @@ struct ScoreOptions {
 /// T + t and sees the keys up to that position. Where they apply, kernels with memory linear in T
 /// are used: Lathe's on CPUs, and ATen's (attention_gpu.h) on GPUs if there is no softcap. None of
 /// these kernels supports float64. On GPUs, the kernel for float32 copies keys and values for each
-/// head of queries; the kernels for bfloat16 and float16 do not. Where no kernel applies, keys and
-/// values are repeated for attention() in ops.h or, if S > T or `scores` has a scale or softcap,
-/// the result is composed of ops.
+/// head of queries; the kernels for bfloat16 and float16 do not. Where no kernel applies, the
+/// result is composed of ops if S > T or `scores` has a scale or softcap. Otherwise, keys and
+/// values are repeated and passed to attention() in ops.h.
 ///
 /// `starts` is int64 [B, T], as for attention() in ops.h: query t sees no key before starts[t],
 /// which is at most S - T + t. If `rope_table` is defined, S must equal T, and queries and keys are

@@ -29,8 +29,9 @@ std::optional<at::Tensor> optional(const at::Tensor& t) {
 
 /// Returns how many samples flash attention's backward should process first. The deterministic form
 /// of this backward gives each head of a sample to one multiprocessor, and splits heads up if there
-/// are fewer heads than multiprocessors. So the remainder after full rounds costs a full round,
-/// unless a separate call lets the kernel split up the heads of the remainder.
+/// are fewer heads than multiprocessors. A round computes one head on each multiprocessor. The
+/// heads that remain after the full rounds cost another full round, unless they are computed by a
+/// separate call, in which the kernel can split them up.
 int64_t full_rounds(int64_t batch, int64_t heads, int64_t processors) {
   const auto cost = [&](int64_t samples) {  // in rounds of all multiprocessors
     const int64_t blocks = samples * heads;
@@ -45,7 +46,7 @@ int64_t full_rounds(int64_t batch, int64_t heads, int64_t processors) {
 /// The arguments of a kernel call other than q, k and v.
 struct Call {
   std::optional<at::Tensor> begins;
-  int64_t queries, keys;                 // numbers in the longest document
+  int64_t queries, keys;                 // number of each in the longest document
   std::optional<int64_t> window_left{};  // number of keys before a query's position
 };
 
@@ -175,9 +176,10 @@ std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor
                                           const at::Tensor& k, const at::Tensor& v,
                                           const GpuAttended& a, const Call& call, double scale);
 
-/// Returns efficient_backward() for fewer queries than keys with a window, where ATen's kernel is
-/// wrong: this kernel places the window as if the first query were at the first key. Queries of
-/// zero with gradients of zero, which contribute nothing, fill the missing positions.
+/// Returns the result of efficient_backward() if there is a window and there are fewer queries than
+/// keys. In this case ATen's kernel is wrong: it places the window as if the first query were at
+/// the first key. So this function fills the missing positions with queries of zero whose gradients
+/// are zero. Such queries contribute nothing.
 std::vector<Gradients> efficient_backward_padded(const at::Tensor& dy, const at::Tensor& q,
                                                  const at::Tensor& k, const at::Tensor& v,
                                                  const GpuAttended& a, Call call, double scale) {

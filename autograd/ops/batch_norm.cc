@@ -63,7 +63,7 @@ struct BatchNormOp {
       return {by_sample(y, x_.sizes()).to(out)};
     }
 
-    // With a momentum of 1, ATen's running statistics become those of this batch.
+    // With a momentum of 1, ATen's running statistics become the statistics of this batch.
     const at::Tensor batch_mean = at::zeros({c}, wide.options()),
                      batch_var = at::zeros({c}, wide.options());
     auto [y, m, r] =

@@ -26,7 +26,7 @@ at::Tensor attention_mask(int64_t time, int64_t keys, const at::Tensor& starts, 
 /// is between 0 and `first` + t, the position of token t. A dry run skips the checks of values.
 at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time, int64_t first = 0);
 
-/// Returns the dtype in which autocast passes x to an op of Amp::low.
+/// Returns the dtype in which autocast passes x to an op whose policy is Amp::low.
 at::ScalarType autocast_dtype(const Variable& x);
 
 /// Returns the document boundaries that `starts` describes, for the GPU kernels. `begins` of the

@@ -8,8 +8,7 @@
 namespace lathe {
 
 /// Adds the names to op_registry(). The test of the op table then fails unless the table has a row
-/// for each function, as it does for ops. Returns true, so that it can initialize a static
-/// variable.
+/// for each of these functions. Returns true, so that the call can initialize a static variable.
 inline bool register_composed(std::initializer_list<const char*> names) {
   op_registry().insert(names.begin(), names.end());
   return true;

@@ -56,8 +56,8 @@ struct EmbeddingOp {
     bump_version(table);
     return {table};
   }
-  /// Returns an upper limit of the bytes in the pages of the table's gradient that backward writes
-  /// to.
+  /// Returns an upper limit of the bytes that backward writes in the table's gradient, counted in
+  /// complete pages.
   int64_t written(const at::Tensor& dy) const {
     const int64_t row_bytes = dy.size(-1) * static_cast<int64_t>(c10::elementSize(grad));
     return bytes_of_scattered_rows(std::min(ids.data().numel(), rows), row_bytes);

@@ -26,7 +26,8 @@ namespace lathe {
 namespace {
 
 /// Returns the first key that each query sees in a window, [B, T]: no earlier than the query's
-/// start, if `starts` is defined. Returns `starts` if there is no window or it covers all keys.
+/// start, if `starts` is defined. Returns `starts` if there is no window or the window covers all
+/// keys.
 at::Tensor window_starts(const at::Tensor& starts, int64_t window, const Variable& q,
                          int64_t keys) {
   if (window == 0 || window >= keys) return starts;
@@ -148,9 +149,9 @@ struct GroupedAttention {
   }
   OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
                 const at::Tensor& y) const {
-    // Count twice the mean number of keys that a query sees, which is about S - T / 2. The counts
-    // of the parts of a sequence then add up to the count of the complete sequence, in which all
-    // keys count for each query. With a window, the counts of the first parts are too small.
+    // A query sees about S - T / 2 keys on average. Count twice as many: the counts of the parts of
+    // a sequence then add up to the count of the complete sequence, in which all keys count for
+    // each query. With a window, the counts of the first parts are too small.
     const int64_t keys = 2 * key.size(1) - query.size(1);
     OpFlops all =
         attention_flops(y, scores.window > 0 ? std::min(keys, scores.window) : keys, heads);

@@ -56,7 +56,7 @@ struct Interpolate {
                 by.size.w);
     return by(x);
   }
-  // dx: each position of dy goes to the pixels that it was computed from
+  // dx: an element of dy flows to the pixels of x from which the same element of y was computed
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {by.adjoint(dy, from)};

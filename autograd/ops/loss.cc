@@ -186,8 +186,8 @@ struct LinearCrossEntropy {
     const int64_t n = x.size(0), v = w.size(0), stride = round_up(v, 32);
     scale = scale_of(targets.ne(ignore_index), divisor, at::kFloat);
 
-    // The kernel takes the factor of the loss as a number on the host, so pass 1. The kernel then
-    // computes the gradients of the undivided sum.
+    // The kernel takes the factor of the loss as a number, which the host does not know, so pass 1.
+    // The kernel then computes the gradients of the undivided sum.
     const int64_t most = std::max<int64_t>(gpu_piece_bytes / (stride * x.element_size()), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
 
@@ -246,7 +246,7 @@ struct LinearCrossEntropy {
           return std::vector{cross_entropy(logits, targets_given.data(), divisor, ignore_index)};
         });
   }
-  /// Counts the gradients in forward, where they are computed.
+  /// Counts the FLOPs of the gradients as part of forward, which computes the gradients.
   OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&) const {
     const double logits = static_cast<double>(x.size(0)) * static_cast<double>(weight.size(0));
     const double product = 2 * logits * static_cast<double>(x.size(1));

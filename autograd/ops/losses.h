@@ -70,8 +70,8 @@ Variable pairwise_distance(const Variable& x1, const Variable& x2, double p = 2,
                            bool keepdim = false);
 struct TripletOptions {
   double margin = 1, p = 2, eps = 1e-6;
-  bool swap = false;  ///< whether distance(positive, negative) replaces distance(anchor, negative)
-                      ///< where it is smaller
+  bool swap = false;  ///< whether distance(anchor, negative) is replaced by the smaller of itself
+                      ///< and distance(positive, negative)
 };
 /// Returns max(distance(anchor, positive) - distance(anchor, negative) + margin, 0). Schroff,
 /// Kalenichenko and Philbin 2015; swap: Balntas et al. 2016.

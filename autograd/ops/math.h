@@ -43,7 +43,7 @@ Variable where(const at::Tensor& condition, const Variable& a, const Variable& b
 Variable where(const at::Tensor& condition, const Variable& a, double b);
 Variable where(const at::Tensor& condition, double a, const Variable& b);
 
-// Comparisons return a bool tensor, as the operators do.
+// These comparisons return a bool tensor, as the comparison operators do.
 at::Tensor eq(const Variable& a, const Variable& b);
 at::Tensor ne(const Variable& a, const Variable& b);
 at::Tensor lt(const Variable& a, const Variable& b);

@@ -16,9 +16,9 @@ namespace lathe {
 /// Computes an op's outputs from its inputs by ops that have second derivatives.
 using PlainForm = std::function<std::vector<Variable>(const std::vector<Variable>& inputs)>;
 
-/// Returns the gradients of those inputs of an op that `needs` marks, given the gradients `dys` of
-/// the op's outputs. The results can be differentiated again. `inputs` are the inputs of the op,
-/// connected to the graph (Saved::as<Variable>). `f` computes the outputs by ops that have second
+/// Returns the gradients of the inputs that `needs` marks, given the gradients `dys` of the op's
+/// outputs. The results can be differentiated again. `inputs` are the inputs of the op, connected
+/// to the graph (Saved::as<Variable>). `f` computes the outputs by ops that have second
 /// derivatives, possibly in a wider dtype. Undefined members of `dys` are skipped.
 GradList<Variable> plain_gradients(const std::vector<Variable>& inputs, const NeedsList& needs,
                                    const GradList<Variable>& dys, const PlainForm& f);

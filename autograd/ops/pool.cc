@@ -21,7 +21,7 @@ struct MaxPool2d {
   Pair kernel, stride, padding, dilation;
   bool ceil_mode;
   ImageSizes sizes{};
-  Saved places{};  // position of each window's maximum, as an index into H W
+  Saved places{};  // index of each window's maximum in the H W positions of a channel
 
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);

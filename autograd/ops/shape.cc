@@ -1,4 +1,4 @@
-// Implements views and other ops on shapes. They count FLOPs only for adjoints that add elements.
+// Implements views and other ops on shapes. Only the adjoints that add elements count FLOPs.
 #include <ATen/ops/zeros.h>
 
 #include "autograd/ops/dims.h"

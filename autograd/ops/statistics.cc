@@ -1,4 +1,4 @@
-// Implements statistics of a tensor or along dims, which compute in float32 or wider.
+// Implements statistics of all elements or along dims. The ops compute in float32 or wider.
 #include <cmath>
 #include <limits>
 

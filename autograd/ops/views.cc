@@ -148,9 +148,9 @@ Variable padded(const Variable& x, const Dims& pads, double value) {
   return apply(Pad{.pads = pads, .value = value}, x);
 }
 
-/// Returns the source position of each position of a dim of `size` after padding by `before` and
-/// `behind`. With PadMode::circular, the elements that remain after a negative padding are
-/// repeated.
+/// Returns, for each position of a padded dim, the position in x from which its value comes. The
+/// dim has `size` positions, and `before` and `behind` more positions are added. With
+/// PadMode::circular, the elements that remain after a negative padding are repeated.
 at::Tensor sources(const Variable& x, int64_t size, int64_t before, int64_t behind, PadMode mode) {
   const int64_t first = std::max<int64_t>(0, -before),
                 left = size - first - std::max<int64_t>(0, -behind);

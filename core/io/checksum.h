@@ -19,7 +19,7 @@ class Checksum {
   ~Checksum();
   Checksum(Checksum&&) noexcept;
   Checksum& operator=(Checksum&&) noexcept;
-  /// Appends bytes to the sequence of which the checksum is computed.
+  /// Adds the next bytes to the checksum.
   void update(const void* data, size_t bytes);
   /// Returns the checksum of all bytes so far as 16 hexadecimal digits.
   std::string hex() const;

@@ -18,10 +18,10 @@ class ClaimedFolder {
   static constexpr const char* lock_name = ".unfinished-lock";
 
   /// Creates the folder if it is missing, and locks it. Throws Exit::busy if another process has
-  /// locked the folder. The message states that another `command` writes to `out`, which is the
-  /// user's --out. It does not show `folder`.
+  /// locked the folder. The message names `out`, the user's --out, instead of `folder`: it states
+  /// that another `command` writes to `out`.
   ClaimedFolder(const fs::path& folder, const std::string& command, const fs::path& out);
-  /// Does the same for the folder `out`.
+  /// Does the same if the folder to lock is the user's --out itself.
   ClaimedFolder(const fs::path& out, const std::string& command)
       : ClaimedFolder(out, command, out) {}
   ~ClaimedFolder();

@@ -74,7 +74,8 @@ struct Readable {
   }
   ~Readable() { ::close(fd); }
 
-  /// Reads the next `bytes` bytes, or those up to the end of the file. Returns their number.
+  /// Reads the next `bytes` bytes, or fewer at the end of the file. Returns the number of bytes
+  /// read.
   size_t read(const fs::path& path, Exit code, void* to, size_t bytes) const {
     size_t got = 0;
     while (got < bytes) {
@@ -92,7 +93,7 @@ struct Readable {
 };
 
 /// Opens a regular file for writing without blocking. Throws FileError if that fails. If `shown` is
-/// not empty, an error that the system reports names `shown` in place of `path`.
+/// not empty, an error that the system reports names `shown` instead of `path`.
 int open_to_write(const fs::path& path, int flags, const fs::path& shown = {}) {
   const int fd = retry_interrupted(
       [&] { return file_calls.open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode_t{0644}); });
@@ -189,7 +190,7 @@ int register_mapping(const fs::path& path, const std::byte* data, size_t size,
     slot.begin = data;
     return static_cast<int>(i);
   }
-  return -1;  // if such a file is truncated, SIGBUS ends the process without a message
+  return -1;  // if this file is truncated, SIGBUS ends the process without a message
 }
 
 void free_slot(int slot) {

@@ -1,7 +1,7 @@
-// Declares functions for files that survive a crash. Writes are checked, and files and folders are
-// synced (fsync). If another program truncates a file that is mapped read-only, the process ends
-// with a message that names the file, and not only with SIGBUS. Folders can be locked. Every error
-// names the path.
+// Declares functions for files that survive a crash. Every write is checked for errors, and files
+// and folders are synced (fsync). If another program truncates a file that is mapped read-only, the
+// process ends with a message that names the file, instead of a plain SIGBUS. Folders can be
+// locked. Every error names the path.
 #pragma once
 
 #include <sys/types.h>
@@ -60,8 +60,7 @@ class FileError : public Error {
   FileError(Exit code, const std::string& cause, int number);
   /// Returns what happened, without the advice on what to do.
   const std::string& cause() const { return cause_; }
-  /// Returns errno. Returns 0 if the path is not a regular file, which is not an error of the
-  /// system.
+  /// Returns the errno that the system set; 0 if the error is that the path is not a regular file.
   int number() const { return number_; }
   /// Returns whether the disk is full or the user's quota is exhausted.
   bool is_full() const;
@@ -138,10 +137,9 @@ void write_file_durably(const fs::path& path, std::string_view text);
 /// Reads an entire regular file. Throws with the exit code `code` if the file is larger than
 /// `limit` bytes or can't be read.
 std::string read_file(const fs::path& path, Exit code, uint64_t limit = uint64_t{1} << 30);
-/// Reads a file from its begin to its end, and calls `use` with one part of at most `part` bytes
-/// after another. A part is valid only during the call. This is faster than a MappedFile for a file
-/// that is read once. Throws FileError with `code` if the file can't be read or is not a regular
-/// file.
+/// Reads a file from beginning to end, in parts of at most `part` bytes, and calls `use` with each
+/// part. A part is valid only during the call. This is faster than a MappedFile for a file that is
+/// read once. Throws FileError with `code` if the file can't be read or is not a regular file.
 void read_in_parts(const fs::path& path, Exit code, size_t part,
                    const std::function<void(std::span<const std::byte>)>& use);
 

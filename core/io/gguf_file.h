@@ -46,9 +46,9 @@ class GGUFFile {
 
 /// Returns the shortest decimal text that reads back as exactly this float, such as "1e-05".
 std::string decimal_text(float x);
-/// Returns the double with the text decimal_text(x). Returns x itself if it is not finite.
+/// Returns the double that decimal_text(x) denotes. Returns x itself if x is not finite.
 double decimal_value(float x);
-/// Returns whether `path` is a regular file that begins like a GGUF file.
+/// Returns whether `path` is a regular file that begins with the magic number of GGUF.
 bool is_gguf(const fs::path& path);
 
 }  // namespace lathe

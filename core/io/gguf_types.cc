@@ -28,7 +28,7 @@ T load_at(const std::byte* block, size_t i) {
 float half_at(const std::byte* block, size_t i) {
   const uint32_t half = load_at<uint16_t>(block, i);
   const uint32_t sign = (half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
-  if (exponent == 0) {  // subnormal
+  if (exponent == 0) {  // the number is subnormal
     const float magnitude = std::ldexp(static_cast<float>(fraction), -24);
     return sign == 0 ? magnitude : -magnitude;
   }
@@ -178,7 +178,7 @@ bool write_q8_0(const float* values, std::byte* block) {
   for (size_t i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(values[i]));
   const float scale = largest / 127, inverse = inverse_of(scale);
   for (size_t i = 0; i < 32; ++i) {
-    // std::round rounds ties away from zero, as the reference does.
+    // std::round rounds ties away from zero, as ggml's reference implementation does.
     block[2 + i] = static_cast<std::byte>(static_cast<int8_t>(std::round(values[i] * inverse)));
   }
   return put_scale(scale, block);

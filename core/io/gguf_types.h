@@ -15,15 +15,15 @@ struct GGUFType {
   const char* name;  ///< ggml's name of the type, such as "F32" or "Q4_K"; TensorEntry::dtype holds
                      ///< the same name
   uint32_t number;   ///< the number that denotes the type in files
-  uint32_t of_file;  ///< the value of the metadata key general.file_type if a file's matrices have
-                     ///< this type
+  uint32_t of_file;  ///< the value of the metadata key general.file_type in files whose matrices
+                     ///< have this type
   int64_t elements;  ///< number of elements in a block
   size_t bytes;      ///< size of a block
   /// Converts a block to `elements` float32 numbers, without rounding.
   void (*read)(const std::byte* block, float* values);
-  /// Converts `elements` finite numbers to a block, with the rounding of ggml's reference. Returns
-  /// false if the block's scale is beyond float16's range. The pointer is null for types to which
-  /// this build does not quantize.
+  /// Converts `elements` finite numbers to a block, with the rounding of ggml's reference
+  /// implementation. Returns false if the block's scale is beyond float16's range. The pointer is
+  /// null for types to which this build does not quantize.
   bool (*write)(const float* values, std::byte* block);
 
   /// Returns whether the elements of a block are integers that share a scale. Otherwise, elements

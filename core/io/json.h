@@ -22,8 +22,8 @@ Json parse_json(std::string_view text, const std::string& where, Exit code, size
 
 /// Returns `json` as text: on one line if `indent` is -1, otherwise indented by `indent` spaces per
 /// level. Strings may contain bytes that are not UTF-8, for example in a path. These bytes become
-/// U+FFFD. The library's serializer is a template; with this function, only one source file
-/// instantiates it.
+/// U+FFFD. The serializer of nlohmann/json is a template; with this function, only one source file
+/// instantiates the template.
 std::string json_text(const Json& json, int indent = -1);
 
 /// Returns json[key] as a T: a string, a bool, a list or a Json. For numbers, use json_integer()

@@ -24,8 +24,8 @@ struct TensorEntry {
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  ///< the elements: contiguous, row-major, little-endian; not
                                      ///< owned by the entry
-  /// If set, this function is used in place of `bytes`. It is called when the entry is written, and
-  /// passes the bytes to `put` in parts.
+  /// If set, this function provides the elements instead of `bytes`. It is called when the entry is
+  /// written, and passes the bytes to `put` in parts.
   std::function<void(const std::function<void(std::span<const std::byte>)>& put)> stream{};
   std::string note{};  ///< the value that "__metadata__" holds for the tensor's name; empty: none
 

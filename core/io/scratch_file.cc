@@ -140,7 +140,7 @@ void ScratchFile::fails(const std::string& what) const {
 template <class Call>
 void ScratchFile::transfer(const char* name, uint64_t offset, char* memory, size_t bytes,
                            Call&& call) const {
-  bool is_refused = false;  // whether O_DIRECT is refused, as by a disk with larger blocks
+  bool is_refused = false;  // whether O_DIRECT is refused, for example by a disk with larger blocks
   while (bytes > 0) {
     const bool is_aligned = (offset | reinterpret_cast<uintptr_t>(memory) | bytes) % page == 0;
     const bool is_direct = direct_fd_ >= 0 && is_aligned && !is_refused;

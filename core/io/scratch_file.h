@@ -1,5 +1,5 @@
 // Declares ScratchFile, an unnamed file for data that does not fit into the memory of a process,
-// and WorkThread, a thread that reads and writes parts of the file.
+// and WorkThread, a thread for the transfers to and from such a file.
 //
 // The file has no name (O_TMPFILE). If the file system does not support unnamed files, the name is
 // removed as soon as the file is open. The operating system therefore frees the file however the

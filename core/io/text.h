@@ -50,7 +50,7 @@ std::string lowercase(std::string text);
 /// Formats the arguments as printf does, and returns the text.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
-/// Returns a count, such as that of parameters, as text: "824", "25.3k", "0.81M", "8.03B".
+/// Returns a count, such as the number of parameters, as text: "824", "25.3k", "0.81M", "8.03B".
 std::string count_text(double n);
 /// Returns a duration as text, such as "31.4 ms", "12.3 s", "15.0 minutes", "5.2 hours" or "346
 /// days".

@@ -21,8 +21,8 @@ std::string tf_record(std::string_view data);
 /// it are an incomplete record, or not a record.
 uint64_t complete_tf_records_end(std::string_view file);
 
-/// The numbers of values between limits. counts[i] is the number of values from limits[i - 1] to
-/// limits[i]; for i = 0, from `min` to limits[0].
+/// A histogram. counts[i] is the number of values from limits[i - 1] to limits[i], and counts[0] is
+/// the number of values from `min` to limits[0].
 struct Histogram {
   std::string name;
   double min = 0, max = 0, sum = 0, sum_squares = 0;

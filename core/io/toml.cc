@@ -213,7 +213,7 @@ std::string toml_string(const std::string& s) {
     }
 
     const size_t n = code_point_length(s, i);
-    if (n == 0) {  // not UTF-8; a path may contain such bytes
+    if (n == 0) {  // the byte is not UTF-8; a path may contain such bytes
       out += "\\uFFFD";
       continue;
     }

@@ -31,7 +31,7 @@ struct TomlEntry {
 /// tables of scalars, control characters, or more than 8 levels. Throws Exit::usage if the file is
 /// larger than 1 MiB.
 std::vector<TomlEntry> read_toml(const std::string& path);
-/// Does the same for `text`. Error messages name `name` in place of the file.
+/// Does the same for `text`. Error messages contain `name` instead of the name of a file.
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name);
 /// Parses a value from a command line by TOML's rules. Returns text that is not a TOML value
 /// unchanged, as a string.

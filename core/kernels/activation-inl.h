@@ -35,8 +35,9 @@ HWY_INLINE V gelu_grad(V given) {
   return hn::MulAdd(hn::Mul(hn::Mul(x, dz), s), hn::Mul(e, s), s);
 }
 // Returns 0 for x below -100, otherwise v. Below -100, the logistic function is smaller than 4e-44,
-// but sigmoid_of() returns a larger number, since exp_of() is bounded. A factor x with large |x|
-// would make this error visible. silu_of(-infinity) is NaN, since 0 times infinity is NaN.
+// but sigmoid_of() returns a larger number, since exp_of() returns at most e^88. A factor x with
+// large |x| would make this error visible. silu_of(-infinity) is NaN, since 0 times infinity is
+// NaN.
 HWY_INLINE V zero_far_below(V x, V v) { return hn::IfThenZeroElse(hn::Lt(x, set(-100)), v); }
 /// Returns silu(x) = x s(x), where s is the logistic function.
 HWY_INLINE V silu_of(V x) { return hn::Mul(x, zero_far_below(x, sigmoid_of(x))); }

@@ -3,8 +3,8 @@
 //  r = b r + (1 - b) mean of x over columns;  c = b c + (1 - b) mean of x over rows
 //  v = r c / mean(r);  u = g / sqrt(v);  scale = 1 / max(1, RMS(u) / d) times the caller's factors
 //  p = (1 - lr wd) p - lr scale u
-// A parameter that is not a matrix is not factored: v = b v + (1 - b) x. Weight decay (wd) is
-// decoupled, as in torch.optim.Adafactor.
+// A parameter that is not a matrix is not factored: v = b v + (1 - b) x. d is the clipping
+// threshold of the paper. Weight decay (wd) is decoupled, as in torch.optim.Adafactor.
 #pragma once
 
 #include "core/kernels/update.h"

@@ -6,7 +6,7 @@
 // in float64 if the parameter is float64, otherwise in float32. A positive mean of squares is
 // rounded to a positive level.
 //
-// The parameter is updated with the new moments before these are rounded to 8 bits.
+// The parameter is updated with the new moments before the moments are rounded to 8 bits.
 #pragma once
 
 #include <array>

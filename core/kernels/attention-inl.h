@@ -189,9 +189,9 @@ void softmax_backward_block(const float* scores, const float* dp, int64_t stride
 }
 
 /// Processes one block of keys for `heads` query heads that share these keys; each head has one
-/// query. Does what the matmuls of blocks in attention.cc do for more queries: computes the scores
-/// [heads][block of keys] and the online softmax, and adds to the output [heads][wide] in `acc`. q
-/// is float32 [heads rounded up to 1, 2, 4 or 8][width]. If `starts` is not null, it holds the
+/// query. Computes the scores [heads][block of keys] and the online softmax, and adds to the output
+/// [heads][wide] in `acc`. For more queries, attention.cc computes the same with matmuls of blocks.
+/// q is float32 [heads rounded up to 1, 2, 4 or 8][width]. If `starts` is not null, it holds the
 /// position of the first key that the query sees. `is_first` is true if there is no previous block
 /// of keys.
 template <class T>

@@ -222,8 +222,8 @@ bool attention_ready(const AttentionShape& s, Element type) {
 namespace {
 
 /// Computes attention for one query per head, as when text is generated one token at a time. Keys
-/// and values are read in place. Each is read once for up to max_gemv_rows query heads that share
-/// it.
+/// and values are read in place. Each key or value is read once for up to max_gemv_rows query heads
+/// that share it.
 void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                 HeadRows v_rows, void* out, float* lse) {
   const int64_t wide = round_up(s.width, 16), kv_heads = s.heads / s.groups();
@@ -243,8 +243,8 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
   };
 
   const Scratch scratch(carve(nullptr, [](auto...) {}));
-  const int64_t parts = divide_up(s.groups(), max_gemv_rows);  // the number of parts of a group of
-                                                               // heads
+  const int64_t parts = divide_up(s.groups(), max_gemv_rows);  // into which each group of heads
+                                                               // is divided
 
   const auto run = [&](int64_t task) {
     const int64_t pair = task / parts, sample = pair / kv_heads, key_head = pair % kv_heads;
@@ -309,14 +309,14 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
   const HeadParts parts(s, s.time);
   const auto run = [&](int64_t task) {
     const int64_t index = task % parts.heads,
-                  part = parts.count - 1 - task / parts.heads;  // parts with the most keys first
+                  part = parts.count - 1 - task / parts.heads;  // the slowest parts run first
 
     Packed keys = shape_k, values = shape_v;
     const ForwardSpace w(s, types, keys, values, scratch.mine());
     const Head head(s, type, index);
 
-    // Rotate the queries of the part, and rotate and pack the keys and pack the values that these
-    // queries see. This is done once for all blocks of the part.
+    // Prepare the inputs of the part once for all its blocks: rotate the queries, rotate and pack
+    // the keys that the queries see, and pack the values of these keys.
     const int64_t end = parts.end(part);
     const Matrix q = head.rotated(head.own(q_rows), parts.begin(part), end, w.rotated_q),
                  y = head.rows(out);
@@ -331,7 +331,7 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
       std::fill_n(w.m, rows, -INFINITY);
       std::fill_n(w.l, rows, 0.0f);
 
-      // Query i and later queries don't see the documents before that of query i, so skip the
+      // Query i and later queries don't see documents before the document of query i, so skip the
       // blocks of keys that contain only such documents.
       const int64_t first = head.first_block(i);
       for (int64_t j = first; j < before + i + rows; j += block) {

@@ -1,9 +1,9 @@
 // Declares causal attention, computed in blocks that stay in a core's cache (Dao et al. 2022,
 // FlashAttention; Milakov and Gimelshein 2018, online softmax). Memory grows linearly with the
 // context, and blocks that are masked completely are skipped. Elements are float32, bfloat16 or
-// float16; sums are accumulated in float32. A task of a thread is a head of a sample, or, if there
-// are few heads, a part of the head's queries. Sums are computed in the same order in both cases,
-// so results on different numbers of threads are bitwise equal.
+// float16; sums are accumulated in float32. A task of a thread is one head of one sample. If there
+// are few heads, a task is only a part of a head's queries. Sums are computed in the same order in
+// both cases, so results on different numbers of threads are bitwise equal.
 #pragma once
 
 #include <cstdint>

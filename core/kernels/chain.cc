@@ -193,7 +193,7 @@ class Machine {
       case ChainOp::keep:
         return binary(i, v,
                       [&](V a, V b) HWY_ATTR { return hn::IfThenElse(holds(a), b, set(number)); });
-      default: return;  // copy
+      default: return;  // `copy` changes nothing
     }
   }
 
@@ -361,8 +361,8 @@ class Call {
 
  private:
   const ChainInstruction& instruction_;
-  std::array<at::Tensor, 3> wide_, used_;  // the result and the operands: the registers in float32,
-                                           // and the tensors that the function uses
+  std::array<at::Tensor, 3> wide_, used_;  // of the result and the operands: wide_ are the float32
+                                           // registers, used_ the tensors that the function gets
 };
 
 }  // namespace
@@ -461,7 +461,7 @@ void ChainRun::run_rows(const Work& w, const ChainInstruction& i) const {
     case ChainOp::log_softmax: return log_softmax_rows(a, w.rows, columns, to);
     case ChainOp::log_softmax_grad:
       return log_softmax_rows_gradient(a, place(i.b), w.rows, columns, to);
-    default:  // spread
+    default:  // the op is `spread`
       for (int64_t r = 0; r < w.rows; ++r) std::fill_n(to + r * columns, columns, a[r]);
   }
 }

@@ -31,7 +31,7 @@ enum class ChainOp : uint8_t {
   reciprocal,        ///< 1 / a
   relu,              ///< max(a, 0)
   clamp,             ///< a within [-s, s]
-  add,               ///< a + b; here and below, s is used in place of a missing b
+  add,               ///< a + b; here and below, s is used instead of a missing b
   sub,               ///< a - b
   mul,               ///< a b
   div,               ///< a / b
@@ -53,8 +53,8 @@ enum class ChainOp : uint8_t {
   log_softmax,       ///< applied to each row of a
   log_softmax_grad,  ///< gradient of log_softmax's input; operands as for softmax_grad
   inverse_root,      ///< 1 / sqrt(a), bitwise equal to ATen's rsqrt() of float32
-  // Ops whose names begin with own_ are Lathe's kernels. Their results may differ in bits from
-  // those of ATen's functions.
+  // Ops whose names begin with own_ are Lathe's kernels. Their results may differ in bits from the
+  // results of ATen's functions.
   own_tanh,
   own_silu,
   own_gelu,       ///< the tanh form
@@ -119,17 +119,17 @@ class Chain {
   /// has no rows.
   explicit Chain(int64_t columns = 0) : columns_(columns) {}
 
-  /// Adds an input and returns the number of its value. All inputs must be added before the first
-  /// step. If `size` is 0, the input has as many elements as the chain. Otherwise element i of the
-  /// chain reads element (i / inner) % size of the input. For a row, `inner` is 1; for a column,
-  /// `inner` is the stride of its dim; for a single number, `size` is 1. If `per_row` is true, the
-  /// input has one element for each row.
+  /// Adds an input and returns its number. All inputs must be added before the first step. If
+  /// `size` is 0, the input has as many elements as the chain. Otherwise element i of the chain
+  /// reads element (i / inner) % size of the input. For a row, `inner` is 1; for a column, `inner`
+  /// is the stride of its dim; for a single number, `size` is 1. If `per_row` is true, the input
+  /// has one element for each row.
   int add_input(const Input& input);
-  /// Adds an op and returns the number of its result's value. If Step::low is true, the result is
-  /// rounded to bfloat16. The result has one element per row if all operands have one element per
-  /// row. Otherwise, operands with one element per row are first repeated along the rows.
+  /// Adds an op and returns the number of its result. If Step::low is true, the result is rounded
+  /// to bfloat16. The result has one element per row if all operands have one element per row.
+  /// Otherwise, operands with one element per row are first repeated along the rows.
   int add_step(Step step);
-  /// Makes the result of a step an output of this type, which must be able to represent the
+  /// Makes the result of a step an output of this type. The type must be able to represent the
   /// elements of the result.
   void add_output(int value, ChainType type);
 

@@ -48,8 +48,8 @@ class ChainPlan {
                                   // step that computes it
   std::vector<int> uses_;         // number of steps that read each value
   std::vector<bool> by_call_;     // whether one of ATen's functions reads or computes each value
-  std::vector<int> output_;       // the index of the output that each value is; -1 if it is not an
-                                  // output
+  std::vector<int> output_;       // for each value, its index among the outputs; -1 if the value is
+                                  // not an output
   std::vector<int> free_;
 };
 
@@ -61,8 +61,8 @@ constexpr int64_t chain_grain = 32768;
 /// two AVX-512 vectors of bfloat16.
 constexpr int64_t full_vectors = 64;
 
-/// Returns whether an instruction runs on a complete tile. Consecutive instructions of other kinds
-/// run together on one block of the tile after another.
+/// Returns whether an instruction runs on a complete tile. Other instructions run block by block:
+/// consecutive ones run together on a block of the tile, then on the next block.
 constexpr bool runs_on_tile(ChainOp op) { return calls_aten(op) || needs_rows(op); }
 
 /// How a chain divides its elements. A thread gets a range of parts, which have `part` elements

@@ -1,5 +1,5 @@
-// Defines kernels that sum the columns of a matrix, which they read or compute. They sum in float32
-// and always in the same order.
+// Defines kernels that sum the columns of a matrix. A `Source` reads or computes the elements. Sums
+// are in float32 and always in the same order.
 #pragma once
 
 #include "core/kernels/launch.cuh"

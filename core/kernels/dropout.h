@@ -14,7 +14,7 @@ namespace lathe {
 struct DropoutMask {
   RngKey key;
   uint64_t step = 0;
-  uint64_t first = 0;      ///< the index that element 0 has in the global batch
+  uint64_t first = 0;      ///< the index of element 0 within the global batch
   uint32_t threshold = 0;  ///< p * 2^32
   double scale = 1;        ///< 1 / (1 - p)
 };

@@ -27,7 +27,7 @@ void pack_rows_as(const T* x, uint8_t* y, float* factors, int64_t begin, int64_t
     uint8_t* out = y + r * n;
 
     // The bits of absolute values, compared as integers, have the same order as the values. The
-    // bits of infinity and NaN are larger than those of all numbers.
+    // bits of infinity and NaN are larger than the bits of every number.
     uint32_t bits = 0;
     for (int64_t i = 0; i < n; ++i)
       bits = std::max(bits, std::bit_cast<uint32_t>(static_cast<float>(in[i])) & 0x7fffffffu);

@@ -22,10 +22,10 @@ namespace {
 
 constexpr int64_t block_rows = 32;      // rows of a result block, which has 8 KB of float32
 constexpr int64_t block_columns = 64;   // columns of a result block
-constexpr int64_t waiting_rows = 1024;  // most rows of a part whose partial sums wait for the next
-                                        // panel: 256 KB
+constexpr int64_t waiting_rows = 1024;  // largest number of rows of a part whose partial sums are
+                                        // kept for the next panel (256 KB)
 constexpr int64_t tall_rows = 64;       // rows of a result block of a^T b
-constexpr int64_t wide_columns = 1024;  // most columns of a^T b in one task: 256 KB
+constexpr int64_t wide_columns = 1024;  // largest number of columns of a^T b in a task (256 KB)
 
 bool kernels_on = true;
 
@@ -147,7 +147,7 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
   const bool at_once = depths.size() == 1;
 
   // If the depth needs several panels, the partial sums of all blocks of a part are in memory at
-  // the same time, which limits the part's rows.
+  // the same time. This limits the number of the part's rows.
   const int64_t most =
       round_up(divide_up(m, split_count(panels.lengths(), m, 4 * block_rows)), block_rows);
   const Parts rows(m, at_once ? most : std::min(most, waiting_rows));
@@ -285,7 +285,7 @@ void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue
 
 void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) {
   // A task computes a block of rows and a span of columns of a result. The tasks of a result follow
-  // those of the previous result.
+  // the tasks of the previous result.
   struct Rows {
     const LeftFactor* of;
     int64_t begin, count;

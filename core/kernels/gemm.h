@@ -87,9 +87,9 @@ inline void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const E
 }
 
 /// Computes c = a b, or adds a b to c if `add` is true, on the calling thread. c is a block [m, n]
-/// whose rows are c_stride elements apart. a [m, k] is row-major. b is packed as a right factor; a
-/// float32 b is row-major. The type of both factors must be one that is multiplied directly. For
-/// bfloat16, k must be even.
+/// whose rows are c_stride elements apart. a [m, k] is row-major. b is packed as a right factor;
+/// for float32, this is the row-major order. The type of both factors must be one that is
+/// multiplied directly. For bfloat16, k must be even.
 void block_gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride,
                 bool add);
 /// Releases oneDNN's state of the calling thread. Each thread that called block_gemm() must call

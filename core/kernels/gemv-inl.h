@@ -108,9 +108,9 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
   }
 }
 
-/// Does the same for any number of rows of w. `out` is written in complete panels, so the rows of
-/// an incomplete last panel are copied to `space` [lanes()][k]. `beyond` is the number of rows that
-/// follow these rows in w, and may be prefetched.
+/// Computes the same products as few_rows_panels(), for any number of rows of w. `out` is written
+/// in complete panels, so the rows of an incomplete last panel are copied to `space` [lanes()][k].
+/// `beyond` is the number of rows that follow these rows in w, and may be prefetched.
 template <class T, int M>
 void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t step, const float* x,
                  int64_t x_stride, float* out, int64_t out_stride, T* space, int64_t beyond) {

@@ -51,7 +51,7 @@ HWY_INLINE float scale_of(const QuantizedView& w, int64_t block) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
 /// Calls f(i, levels) for each vector of levels in a block of 64 elements. The vector's first lane
 /// belongs to element i of x. Elements with 8-bit codes keep their order. For 4-bit codes, elements
-/// at even positions come before those at odd positions, and x must have that order (see
+/// at even positions come before elements at odd positions, and x must have that order (see
 /// gemv_quantized).
 template <class F>
 HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {

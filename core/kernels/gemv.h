@@ -1,6 +1,6 @@
-// Declares matrix products of a few rows with a weight, as for generating one token. Most of their
-// time is spent on reading the weight. The weight is therefore read once, in order, and transposed
-// in registers; nothing is packed.
+// Declares matrix products of a few rows with a weight, which are used to generate one token. Most
+// of their time is spent on reading the weight. The weight is therefore read once, in order, and
+// transposed in registers; nothing is packed.
 //
 // 8-bit and 4-bit weights are decoded in registers, along a row. Products with quantized weights
 // are added in another order than in gemm(), and the decoded weights are not rounded to bfloat16.
@@ -20,8 +20,8 @@ constexpr int64_t max_gemv_rows = 8;
 /// gemv_quantized() supports a left factor of type `a` if gemv_ready(a, Element::f32, m) is true.
 bool gemv_ready(Element a, Element b, int64_t m);
 /// Computes a [m, k] times the transpose of b [n, k], then applies `e`. Every `step` products along
-/// k are summed separately, in the order of gemm_nt(). The result is therefore bitwise equal to
-/// that of gemm_nt() if gemm_nt() multiplies in float32.
+/// k are summed separately, in the order of gemm_nt(). If gemm_nt() multiplies in float32, the
+/// results of both functions are therefore bitwise equal.
 void gemv_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, int64_t step, const Epilogue& e);
 
 /// A quantized matrix [n, k], where k is a multiple of 64. Each block of 64 elements of a row has a

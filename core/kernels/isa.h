@@ -23,7 +23,7 @@ extern Isa isa_in_use;
 extern bool multiplies_bf16;
 }  // namespace detail
 /// Returns the instruction set that kernels use now. Vector loops call this function at each store,
-/// so it is a plain load.
+/// so the function only loads a variable.
 inline Isa active_isa() { return detail::isa_in_use; }
 /// Returns whether bfloat16 numbers are multiplied by bfloat16 instructions. Returns false on
 /// Intel's processors with AVX512_BF16 but without AMX, unless use_isa() was called. On these

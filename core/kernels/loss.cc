@@ -97,8 +97,8 @@ void cross_entropy_rows(Matrix logits, int64_t rows, int64_t classes, int64_t pa
 }
 
 void scatter_add_rows(Matrix values, const int64_t* ids, int64_t n, int64_t columns, Matrix table) {
-  // Task t processes the ids with id % tasks == t. Frequent ids often follow each other, so this
-  // spreads them over the tasks. For any number of tasks, one thread sums the rows of an id in
+  // Task t processes the ids with id % tasks == t. Frequent ids are often neighboring numbers, so
+  // this spreads them over the tasks. For any number of tasks, one thread sums the rows of an id in
   // their order.
   const int64_t threads = at::get_num_threads();
   const int64_t tasks =

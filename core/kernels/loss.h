@@ -1,4 +1,4 @@
-// Declares softmax cross-entropy over rows of logits, which can replace the logits by their
+// Declares softmax cross-entropy over rows of logits. The function can replace the logits by their
 // gradient. Also declares the scatter-add of an embedding's gradient.
 #pragma once
 

@@ -215,8 +215,8 @@ void backward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix ga
       left.set_rows({dgates.at(here, 0), 4 * s.h, type}, row, end - row);
     });
 
-    // The gradient of the previous hidden state is the sum of two gradients: that of the state as
-    // an output (dy), and that through these gates.
+    // The gradient of the previous hidden state is a sum: dy, since the state is an output, plus
+    // the gradient through these gates.
     Epilogue sum{.out = i + 1 < s.steps ? up : dh0};
     if (i + 1 < s.steps && dy.data != nullptr)
       sum.residual = {dy.at(s.step(s.steps - 2 - i) * s.batch, 0), s.h, type};
@@ -271,8 +271,8 @@ void lstm_backward(const LstmShape& s, Matrix weight, const void* gates, const f
       const int64_t before = s.before(t) * s.batch + row, after = s.after(t) * s.batch + row;
       const int64_t here = t * s.batch + row;
 
-      // The gradient of the hidden state is the sum of two gradients: that of the state as an
-      // output (dy), and that through the gates of the next step.
+      // The gradient of the hidden state is a sum: dy, since the state is an output, plus the
+      // gradient through the gates of the next step.
       const void* up = dy == nullptr ? nullptr : all_dy.at(here, 0);
       if (i > 0) {
         Epilogue sum{.out = {w.up, s.h, type}};

@@ -32,7 +32,7 @@ struct Block {
 
 /// Calls f(k, i) for each pack of a row that the calling thread holds. A thread holds at most
 /// `held` packs. k is the number of the pack in this thread, from 0, and i = Group::first() + k *
-/// Group::step() is its index in the row.
+/// Group::step() is the pack's index in the row.
 template <class Group, int held, class F>
 __device__ void for_packs(int64_t columns, F&& f) {
 #pragma unroll
@@ -45,8 +45,8 @@ __device__ void for_packs(int64_t columns, F&& f) {
 template <class Group, int held, class In, class Out>
 __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) {
   const int64_t row = Group::row();
-  const bool has_row = row < n.rows;  // warps of the last block that have no row only take part in
-                                      // sums
+  const bool has_row = row < n.rows;  // false for a warp beyond the last row; such a warp only
+                                      // takes part in sums
   const int64_t columns = has_row ? n.columns : 0;
   const float inverse = 1.0f / static_cast<float>(n.columns);
   // Keep the row in registers, so that x is read only once.
@@ -154,8 +154,8 @@ int threads_of(int64_t columns) {
   return static_cast<int>(packs >= 1024 ? 1024 : (packs + 31) / 32 * 32);
 }
 
-/// Calls f with the number of packs that a thread holds if a block of threads processes a row. The
-/// number is a compile-time constant.
+/// Calls f with the number of packs of a row that each thread holds if a block of threads processes
+/// the row. The number is a compile-time constant.
 template <class F>
 void with_held(int64_t columns, F&& f) {
   const int64_t held = (columns / norm_width + 1023) / 1024;
@@ -163,8 +163,8 @@ void with_held(int64_t columns, F&& f) {
   f(std::integral_constant<int, 2>{});
 }
 
-/// Does the same if a warp processes a row. Returns false if the registers of a warp can't hold the
-/// row.
+/// Calls f with the number of packs of a row that each thread holds if a warp processes the row.
+/// Returns false if the registers of a warp can't hold the row.
 template <class F>
 bool with_held_by_warp(int64_t columns, F&& f) {
   const int64_t held = (columns / norm_width + 31) / 32;

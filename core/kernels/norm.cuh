@@ -12,9 +12,9 @@ namespace lathe {
 /// there must be no gaps between rows.
 cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps,
                               cudaStream_t stream);
-/// Computes the same as norm_backward(), with the same requirements for rows as
-/// norm_forward_cuda(). Computes dweight and dbias only if `partials` is not null. `partials` must
-/// have space for norm_sum_scratch() floats.
+/// Computes the same as norm_backward(). Rows must meet the requirements of norm_forward_cuda().
+/// Computes dweight and dbias only if `partials` is not null. `partials` must have space for
+/// norm_sum_scratch() floats.
 cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
                                float* partials, float* dweight, float* dbias, cudaStream_t stream);
 

@@ -10,8 +10,8 @@
 
 namespace lathe {
 
-/// The size of a norm's rows, its weights, and the statistics that the forward pass saves for the
-/// backward pass. Elements of x and y are float32, bfloat16 or float16.
+/// The number and length of a norm's rows, the norm's weights, and the statistics that the forward
+/// pass saves for the backward pass. Elements of x and y are float32, bfloat16 or float16.
 struct NormRows {
   int64_t rows = 0, columns = 0;
   const float* weight = nullptr;  ///< [columns]; null: ones

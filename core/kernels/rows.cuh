@@ -118,7 +118,8 @@ bool with_gpu_element(Element type, F&& f) {
   }
   return false;
 }
-/// Does the same with values of the two types `a` and `b`.
+/// Calls f with a value of the C++ type of `a` and one of the C++ type of `b`. Returns false if `a`
+/// or `b` is float64.
 template <class F>
 bool with_gpu_elements(Element a, Element b, F&& f) {
   bool done = false;

@@ -15,9 +15,9 @@ namespace lathe {
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-/// Calls f(i) for each i < tasks on ATen's threads. Each thread takes the next i when it is idle,
-/// so that a slow thread does not delay the other threads. f(i) must have the same result on any
-/// thread. Each thread calls done() after its last task.
+/// Calls f(i) for each i < tasks on ATen's threads. An idle thread takes the next i, so that a slow
+/// thread does not delay the other threads. f(i) must have the same result on any thread. Each
+/// thread calls done() after its last task.
 template <class F, class Done>
 void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
   std::atomic<int64_t> next{0};
@@ -42,7 +42,7 @@ class Scratch {
         data_(
             c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes_ * at::get_num_threads()))) {
   }
-  /// Returns the part of the calling thread.
+  /// Returns the calling thread's part of the memory.
   char* mine() const { return static_cast<char*>(data_.get()) + bytes_ * at::get_thread_num(); }
 
  private:

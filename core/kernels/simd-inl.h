@@ -2,8 +2,8 @@
 // this file after hwy/foreach_target.h. Elements are float32, bfloat16 or float16; arithmetic is in
 // float32. Highway chooses the instruction set at run time.
 //
-// This file implements exp_of(), because Highway's exp() does not return NaN for NaN, which would
-// hide that a run has diverged.
+// This file implements exp_of(), because Highway's exp() does not return NaN for NaN. A number
+// instead of NaN would hide that a run has diverged.
 #if defined(LATHE_CORE_KERNELS_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_SIMD_INL_H
 #undef LATHE_CORE_KERNELS_SIMD_INL_H

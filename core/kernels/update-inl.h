@@ -1,6 +1,6 @@
 // Defines the parts of a parameter update other than its formula: reading, clipping by value,
-// rounding, the working copy and the average. They are plain loops, which are compiled once for
-// each instruction set. Include this file after hwy/foreach_target.h and hwy/highway.h.
+// rounding, the working copy and the average. The parts are plain loops, which are compiled once
+// for each instruction set. Include this file after hwy/foreach_target.h and hwy/highway.h.
 #if defined(LATHE_CORE_KERNELS_UPDATE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_UPDATE_INL_H
 #undef LATHE_CORE_KERNELS_UPDATE_INL_H

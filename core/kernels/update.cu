@@ -95,7 +95,7 @@ __device__ void store_as(S* data, int64_t i, const T* values) {
   *reinterpret_cast<Pack<S, width>*>(data + i) = pack;
 }
 /// Rounds `values` to `type` and stores them as elements [i, i + width). The address of element i
-/// must have the same alignment as for load().
+/// must be aligned as load() requires.
 template <int width, class T>
 __device__ void store(void* data, Element type, int64_t i, const T* values) {
   switch (type) {

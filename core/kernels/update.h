@@ -3,7 +3,7 @@
 // gradient is finite. The second part makes the decisions of the step: whether it is skipped,
 // clipping, the loss scale and bias corrections. The third part unscales and clips gradients,
 // updates parameters and writes their low-precision copies. StepControl and ScaleState hold the
-// state that the parts share. They are on the device of the parameters.
+// state that the parts share. Both are on the device of the parameters.
 //
 // The moving average of a parameter (optim.ema_decay) is the last tensor of the parameter's
 // optimizer state. Checkpoints, resuming and plans therefore include the average.
@@ -29,8 +29,8 @@ struct UpdateRule {
   double average_decay = 0;   ///< decay factor of UpdateArgs::average
 };
 
-/// Determines how a loss scale changes (Micikevicius et al. 2018, section 3.2). It changes as in
-/// torch.amp.GradScaler, and there are additional conditions that end the run.
+/// Determines how a loss scale changes (Micikevicius et al. 2018, section 3.2). The scale changes
+/// as in torch.amp.GradScaler. Unlike there, min_scale and max_skips can end the run.
 struct ScalePolicy {
   bool dynamic = true;          ///< false: the scale never changes
   double growth_factor = 2;     ///< factor of the scale after growth_interval steps without a skip
@@ -64,7 +64,7 @@ struct StepControl {
                                  ///< update is not zero; lost: number of those elements that
                                  ///< rounding left unchanged
   // For NAdam: the momentum of the last update, the momentum of the next update, and the product of
-  // all momenta so far, which checkpoints save.
+  // all momenta so far. Checkpoints save the product.
   double mu = 0, next_mu = 0, mu_product = 1;
 };
 
@@ -88,12 +88,12 @@ struct UpdateArgs {
   /// Moving average of the parameter, in the type of the states. The first update sets it to the
   /// parameter, and later updates set it to average_decay average + (1 - average_decay) parameter.
   void* average = nullptr;
-  /// Partial sums of squares of the complete parameter's gradient, which clip_parameter needs, and
-  /// the number of these sums.
+  /// For clip_parameter: the partial sums of squares of the complete parameter's gradient, and the
+  /// number of these sums.
   const double* sums = nullptr;
   int64_t chunks = 0;
   int64_t n = 0;
-  int64_t first = 0;  ///< the index that the first of these n elements has in the parameter
+  int64_t first = 0;  ///< the index of the first of these n elements within the parameter
   double weight_decay = 0;
   double lr_scale = 1;  ///< factor of the rule's learning rate
   RngKey key;           ///< key of the random numbers for stochastic rounding
@@ -107,8 +107,8 @@ constexpr Element state_type(Element param_type) {
 }
 
 /// Returns the update of elements [begin, end) of `all`. The `state` of the result still holds the
-/// addresses that `all` has. The caller must replace them, since one element of a state may belong
-/// to several elements of the parameter.
+/// addresses that `all` has. The caller must replace these addresses, since one element of a state
+/// may belong to several elements of the parameter.
 inline UpdateArgs part_of(const UpdateArgs& all, int64_t begin, int64_t end) {
   UpdateArgs part = all;
   part.param = element_at(all.param, all.param_type, begin);

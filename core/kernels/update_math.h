@@ -54,14 +54,15 @@ LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* los
   with_rule(r.rule.kind, [&](auto rule) { decltype(rule)::settle(r.rule, c); });
 }
 
-/// Decides whether a gradient is applied in a step in stages (memory.update_in_backward). `sum` is
-/// the sum of the gradient's squares.
+/// Decides whether a gradient is applied, in a step that updates each parameter as soon as its
+/// gradient exists (memory.update_in_backward). `sum` is the sum of the gradient's squares.
 LATHE_BOTH inline void settle_gradient(double sum, StepControl& c) {
   c.skip = c.failed_step != 0 || !std::isfinite(sum);
 }
 
-/// Ends a step in stages. `sum` is the sum of squares of all gradients. Records the norm of all
-/// gradients. If the norm or the loss is not finite, also records that the step failed.
+/// Ends a step that called settle_gradient(). `sum` is the sum of squares of all gradients. Records
+/// the norm of all gradients. If the norm or the loss is not finite, also records that the step
+/// failed.
 LATHE_BOTH inline void settle_stages(int64_t step, double sum, const float* loss, StepControl& c) {
   c.skip = c.failed_step != 0;
   if (c.skip) return;

@@ -44,8 +44,8 @@ struct TableFormat {
   int64_t width() const;
 };
 
-/// Describes how examples become the inputs of a model, so that new examples can be encoded as the
-/// training data was.
+/// Describes how examples become the inputs of a model, so that new examples can be encoded in the
+/// same way as the training data.
 struct ExampleEncoding {
   std::vector<int64_t> input_sizes{};  ///< shape of one input, such as {64} or {1, 8, 8}
   int64_t outputs = 0;                 ///< number of classes, or number of target values
@@ -66,7 +66,7 @@ std::string table_text(const TableFormat& table);
 /// Adds the keys of an encoding to a JSON object.
 void add_encoding(Json& json, const ExampleEncoding& encoding);
 /// Reads the keys that add_encoding() wrote. `classifies` is true if the targets are classes. If a
-/// key is missing or its value is invalid, throws an error with exit code `code`. Its message
+/// key is missing or its value is invalid, throws an error with exit code `code` and a message that
 /// begins with `where`.
 ExampleEncoding read_encoding(const Json& json, bool classifies, const std::string& where,
                               Exit code);

@@ -86,7 +86,7 @@ class ExampleData final : public Data {
               .outputs = manifest_.outputs,
               .labels = manifest_.labels,
               .encoding = manifest_.encoding()};
-    // Copy the statistics again, since with folds they differ from those of the manifest.
+    // Copy the statistics again, since with folds they differ from the statistics in the manifest.
     copy_statistics();
   }
 
@@ -156,8 +156,8 @@ class ExampleData final : public Data {
   }
   int64_t class_of(const OpenSplit& part, int64_t i) const;
   void put_image(const std::byte* bytes, ArrayType type, const Change& change, float* out) const;
-  /// Returns all files, each once, with their entries in the manifest. The mappings are separate
-  /// from those in parts_.
+  /// Maps each file once, separately from the mappings in parts_, and returns the files with their
+  /// entries in the manifest.
   std::vector<std::pair<MappedFile, const ArrayInfo*>> files() const;
 
   fs::path folder_;
@@ -244,8 +244,8 @@ void ExampleData::make_folds(int64_t folds, int64_t fold) {
   train_size_ = std::ssize(train_);
   val_size_ = std::ssize(val_);
 
-  // Compute the statistics again, since those of the manifest belong to the training split of
-  // `lathe prepare` and not to the training examples of this fold.
+  // Compute the statistics again, since the statistics in the manifest belong to the training split
+  // of `lathe prepare` and not to the training examples of this fold.
   Statistics inputs(groups_of(manifest_.input_sizes)), targets({manifest_.outputs, 1});
   std::vector<double> x(static_cast<size_t>(parts_.front().inputs.numel())),
       y(static_cast<size_t>(manifest_.outputs));

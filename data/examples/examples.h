@@ -1,5 +1,5 @@
 // Declares the data kind for example sets: memory-mapped inputs and targets of any shape and type.
-// data/examples/example_manifest.h describes the contents of their folders.
+// data/examples/example_manifest.h describes the contents of a folder with example sets.
 #pragma once
 
 #include <memory>
@@ -17,14 +17,14 @@ namespace lathe {
 /// a batch may contain examples of two epochs. Inputs are normalized with the mean and the scale of
 /// the training split. Images are inputs with three sizes, [C, H, W]. They are shifted (data.crop)
 /// and mirrored (data.flip) at random; pixels that move in are 0 before normalization. The random
-/// numbers depend on the seed and on the number of the sample since the start of training.
+/// numbers depend on the seed and on the sample's index, counted from the start of training.
 /// Evaluation reads the validation split in order, without shifts and mirroring.
 ///
 /// If data.folds is set, the validation split is appended to the training split, and a keyed
 /// permutation, which is the same for every seed, divides all examples into folds. Each class is
 /// divided separately, so the sizes of folds differ by at most one example, in total and in each
-/// class. In this case, open_examples() computes the mean and the scale over the examples that
-/// remain for training.
+/// class. With folds, open_examples() computes the mean and the scale over the examples that remain
+/// for training.
 std::unique_ptr<Data> open_examples(const DataConfig& config);
 
 }  // namespace lathe

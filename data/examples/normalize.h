@@ -1,5 +1,5 @@
-// Declares the normalization (x - mean) / scale. The mean and the scale, which is a standard
-// deviation, are those of the training examples.
+// Declares the normalization (x - mean) / scale. The mean and the scale (a standard deviation) are
+// computed over the training examples.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,8 @@ void normalize(const Normalization& statistics, Groups groups, std::span<const d
                float* out);
 
 /// Computes the mean and the standard deviation of each group over all examples, in one pass (Chan,
-/// Golub and LeVeque 1979). The standard deviation is that of the population, sqrt(sum (x - mean)^2
-/// / n). If all elements of a group are equal in all examples, the mean is exactly this value and
-/// the scale is 1.
+/// Golub and LeVeque 1979). The standard deviation is sqrt(sum (x - mean)^2 / n). If all elements
+/// of a group are equal in all examples, the mean is exactly this value and the scale is 1.
 class Statistics {
  public:
   explicit Statistics(Groups groups);

@@ -189,7 +189,8 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
   if (*header.fortran && sizes_.size() > 1)
     fail(Exit::data, name, " is in Fortran order; save it with numpy.ascontiguousarray(a)");
 
-  // Check each factor: the product of a malicious shape could overflow to exactly the file's size.
+  // Check the product after each factor: with a malicious shape, it could overflow to exactly the
+  // file's size.
   uint64_t needed = static_cast<uint64_t>(array_type_bytes(type_));
   for (const int64_t size : sizes_) {
     if (size > 0 && needed > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) /

@@ -27,8 +27,8 @@ ArrayType array_type(const std::string& name, const std::string& where);
 int64_t array_type_bytes(ArrayType type);
 
 /// A memory-mapped .npy file, version 1 to 3, in C order. The constructor throws Exit::data with
-/// the file's name if the header is incomplete, or if the number of bytes after the header is not
-/// what its shape and type need.
+/// the file's name if the header is incomplete, or if the number of bytes after the header does not
+/// match the shape and the type in the header.
 class NpyFile {
  public:
   explicit NpyFile(const fs::path& path);

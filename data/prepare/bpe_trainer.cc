@@ -99,7 +99,7 @@ void replace(std::vector<int32_t>& word, Pair pair, int32_t id,
       continue;
     }
 
-    // Adjacent pairs lose an occurrence with the old ids and gain one with the new id.
+    // With each neighbor, a pair with an old id disappears, and a pair with the new id appears.
     from += 2;
     if (to > 0) {
       changes.push_back({{word[to - 1], pair.first}, -1});
@@ -118,7 +118,7 @@ void replace(std::vector<int32_t>& word, Pair pair, int32_t id,
 std::vector<int> sorted_bytes() {
   std::vector<int> bytes(256);
   std::iota(bytes.begin(), bytes.end(), 0);
-  const auto& letters = byte_alphabet();  // strings of UTF-8 compare as their code points do
+  const auto& letters = byte_alphabet();  // UTF-8 strings sort in the order of their code points
   std::sort(bytes.begin(), bytes.end(), [&](int a, int b) {
     return letters[static_cast<size_t>(a)] < letters[static_cast<size_t>(b)];
   });
@@ -205,7 +205,7 @@ class Merger {
       queue_.pop();
       const int64_t now = pair_counts_[top.pair];
       if (now == top.count) return top;
-      // Other merges have changed this pair's count since it was queued.
+      // Other merges have changed this pair's count since the pair was queued.
       top.count = now;
       if (now > 0) queue_.push(std::move(top));
     }
@@ -213,7 +213,7 @@ class Merger {
   }
 
   BPEDefinition& d_;
-  std::unordered_map<std::string, int32_t> ids_;  // different merges may give the same text
+  std::unordered_map<std::string, int32_t> ids_;  // id of each text, which several merges may give
   std::vector<std::vector<int32_t>> words_;       // the ids of each word
   std::vector<int64_t> counts_;                   // how often each word occurs
   std::unordered_map<Pair, int64_t, HashPair> pair_counts_;

@@ -1,6 +1,6 @@
-// Trains a byte-level BPE tokenizer (Sennrich et al. 2016). The merges are the same as those of
-// Hugging Face's trainer: a word never extends over several lines, and if several pairs have equal
-// counts, the pair with the smallest ids is merged first.
+// Trains a byte-level BPE tokenizer (Sennrich et al. 2016). Hugging Face's trainer learns the same
+// merges: a word never extends over several lines, and if several pairs have equal counts, the pair
+// with the smallest ids is merged first.
 #pragma once
 
 #include <functional>

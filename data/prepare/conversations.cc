@@ -79,8 +79,8 @@ Conversation read_instruction(const simdjson::dom::object& json, const std::stri
 }
 
 /// Inserts the line's "system" text as the first message of a chat that does not begin with a
-/// system message, and sets chat.where. Throws Exit::data if the line has such a text and is not a
-/// chat.
+/// system message, and sets chat.where. Throws Exit::data if the line has a "system" text and is
+/// not a chat.
 Conversation with_system(Conversation chat, const simdjson::dom::object& json,
                          const std::string& where) {
   chat.where = where;

@@ -44,9 +44,9 @@ class CsvReader {
 };
 
 /// Returns the separator of a table. It is a tab if the file's extension is .tsv or .tab. For other
-/// extensions, it is `usual` if the first line contains that character. If not, it is the only
-/// character among comma, semicolon and tab that the first line contains, or `usual` if the line
-/// contains several of them or none.
+/// extensions, the first line decides. If it contains `usual`, or if it contains several or none of
+/// comma, semicolon and tab, the separator is `usual`. If it contains exactly one of these
+/// characters, the separator is that character.
 char find_separator(const std::string& file, std::string_view text, char usual);
 
 /// Returns `text` as a field of a comma-separated file. Adds quotes if the field needs them.

@@ -10,8 +10,8 @@
 namespace lathe {
 namespace {
 
-/// Returns whether a byte may belong to white space. This includes all bytes of non-ASCII
-/// characters, since some of these are white space in Unicode.
+/// Returns whether a byte may belong to white space. Returns true for all bytes of non-ASCII
+/// characters, since Unicode has non-ASCII white space.
 bool is_space(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r') || static_cast<unsigned char>(c) >= 0x80;
 }
@@ -123,7 +123,7 @@ bool PartReader::next_text(Part& part) {
         const size_t known = buffer_.size() - std::min(buffer_.size(), separator.size());
         take = whole_ ? 0 : cut_position(std::string_view(buffer_).substr(0, known));
         if (take == 0 && buffer_.size() <= max_document_bytes_) {
-          // Doubling limits the repeated searches of a long document.
+          // Double the size, so that a long document is searched only a few times.
           enough = 2 * buffer_.size();
           continue;
         }

@@ -23,7 +23,7 @@ struct DocumentSource {
   /// document. "auto": "jsonl" if the name ends in .jsonl or .ndjson (optionally followed by .gz or
   /// .zst), otherwise "text". "instructions": a line of JSON Lines is a conversation.
   /// "preferences": a line of JSON Lines is a pair of answers. data/prepare/conversations.h
-  /// describes both.
+  /// describes the lines of these two formats.
   std::string format = "auto";
   /// JSON Lines: the field that has a document's text, or the messages of a conversation.
   std::string field = "text";
@@ -47,8 +47,8 @@ struct Part {
   /// Text: whether the part contains the beginning of its first document, and the end of its last
   /// document.
   bool begins = true, ends = true;
-  /// The documents that LineFilter::filter() left, which replace `text`; nullopt if it was not
-  /// called.
+  /// The documents that LineFilter::filter() left, which replace `text`; nullopt if filter() was
+  /// not called.
   std::optional<std::vector<std::string>> documents{};
 };
 /// Calls f for each line of a part of JSON Lines, except for lines of only white space. `line` is
@@ -57,15 +57,15 @@ void each_line(const Part& part,
                const std::function<void(uint64_t line, std::string_view text)>& f);
 
 /// Reads the parts of all files in order. A long document is cut after a line break with no white
-/// space on either side. The patterns of GPT-2, Llama 3 and Qwen 2 all end a piece there, so the
-/// cut does not change the tokens. A document without such a line break is cut between two
-/// characters.
+/// space on either side. The pre-tokenizer patterns of GPT-2, Llama 3 and Qwen 2 all end a piece
+/// there, so the cut does not change the tokens. A document without such a line break is cut
+/// between two characters.
 class PartReader {
  public:
-  /// Creates a reader of parts of about `part_bytes` bytes. `source` must outlive the reader.
-  /// Longer documents of text are cut into parts unless `whole` is true; lines of JSON Lines are
-  /// never cut. If a document that is not cut has more than `most_whole` bytes, next() throws
-  /// Exit::data with a message that contains a remedy.
+  /// Creates a reader that returns parts of about `part_bytes` bytes. `source` must outlive the
+  /// reader. Longer documents of text are cut into parts unless `whole` is true; lines of JSON
+  /// Lines are never cut. If a document that is not cut has more than `most_whole` bytes, next()
+  /// throws Exit::data with a message that contains a remedy.
   PartReader(const DocumentSource& source, bool whole, size_t part_bytes = size_t{1} << 20,
              size_t most_whole = size_t{64} << 20);
   /// Reads the next part; returns false at the end.

@@ -23,7 +23,7 @@ class Writer {
   Writer(const DocumentOptions& o, BPE::Encoder* encoder, std::vector<int32_t>& ids)
       : tokenizer_(o.tokenizer), encoder_(encoder), ids_(ids) {}
 
-  /// Appends a text. `begins`: whether its document begins with it.
+  /// Appends a text. `begins`: whether the text is the beginning of its document.
   void text(std::string_view text, bool begins = true) {
     if (encoder_ != nullptr) return encoder_->encode(text, ids_, SpecialText::text, begins);
     for (const char c : text) ids_.push_back(static_cast<unsigned char>(c));
@@ -34,7 +34,7 @@ class Writer {
   }
   void conversation(const Conversation& c, const std::string& where) {
     answer(c, where, /*prompt=*/0);
-    // A chat's last answer already ends with a token that counts toward the loss. The document's
+    // A chat's last answer already ends with a token that counts toward the loss, so the document's
     // end token does not count.
     if (c.is_chat) end(/*learned=*/false);
   }
@@ -47,7 +47,7 @@ class Writer {
   }
 
  private:
-  /// Appends a chat; its first `prompt` messages do not count toward the loss. For a conversation
+  /// Appends a chat, whose first `prompt` messages do not count toward the loss. For a conversation
   /// that is not a chat, appends the prompt, the completion and the end of the document instead.
   void answer(const Conversation& c, const std::string& where, size_t prompt) {
     if (c.is_chat) {
@@ -147,8 +147,8 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
     }
 
     d.bytes = text.size();
-    // Filter and digest only complete documents. If an option needs this, PartReader does not cut
-    // documents.
+    // Filter and digest only complete documents. If an option needs complete documents, PartReader
+    // does not cut them.
     if (d.begins && d.ends) {
       d.result = filter_result_of(text, o);
       d.digest = digest(text);

@@ -13,9 +13,9 @@
 namespace lathe {
 namespace {
 
-/// The array of an IDX file, the format of the MNIST database: two zero bytes, a byte for the type,
-/// a byte for the number of dimensions, the sizes as big-endian int32, then the elements, also
-/// big-endian.
+/// The array of an IDX file, which is the format of the MNIST database. The file has two zero
+/// bytes, a byte for the type, a byte for the number of dimensions, the sizes as big-endian int32,
+/// and the elements, which are also big-endian.
 class IdxFile {
  public:
   explicit IdxFile(const fs::path& path) : file_(path, Exit::data) {
@@ -258,7 +258,7 @@ std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>&
     if (!fs::exists(path)) fail(Exit::data, "there is no file ", path);
   }
   const std::string& file = files.at(0);
-  // A damaged image is recognized by its name.
+  // Also check the name, so that a damaged image is recognized.
   if (fs::is_directory(file) || is_image_file(file) || has_image_name(file)) {
     if (encoding.image_files) return open_new_images(files, encoding);
     fail(Exit::data, file, fs::is_directory(file) ? " is a folder" : " is an image file",
@@ -278,7 +278,7 @@ std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>&
   }
 
   auto source = std::make_unique<NewArray>(file);
-  // Images may be flat, or lack the channel dimension if there is only one channel.
+  // An image may be given as a flat array. An image of one channel may lack the channel dimension.
   const auto essential = [](std::vector<int64_t> sizes) {
     std::erase(sizes, 1);
     return sizes;

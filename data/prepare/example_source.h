@@ -52,7 +52,7 @@ class ExampleSource {
   /// Returns how many numbers a target has.
   virtual int64_t target_numel() const { return 1; }
   /// Returns the element type of the inputs and of the targets; nullopt if the files do not
-  /// determine it, such as tables, whose cells are text.
+  /// determine the type. Tables, for example, do not, since their cells are text.
   virtual std::optional<ArrayType> input_type() const { return std::nullopt; }
   virtual std::optional<ArrayType> target_type() const { return std::nullopt; }
   /// Returns the detected layout for the user to check, such as "header line a, b, label; the
@@ -63,15 +63,16 @@ class ExampleSource {
   /// Calls f with each example and reports all bytes to the meter. Throws Exit::data with the
   /// position of an example that can't be read.
   virtual void each(ProgressReporter& meter, const std::function<void(const RawExample&)>& f) = 0;
-  /// Returns the position, in the input, of the target in the last call of f, for messages.
+  /// Returns, for messages, the position in the input of the target that was last passed to f.
   virtual std::string where() const = 0;
 };
 
-/// Opens files of examples, whose contents determine their format. They are tables with the same
-/// columns; two IDX, .npy or .safetensors files with the inputs and the targets; or one
-/// .safetensors file with the tensors "inputs" and "targets". If `like` is not null, it must have
-/// been scanned; tables must then have its columns and are read in the same way. Throws Exit::data
-/// for files that can't be read, and Exit::usage for options that do not fit.
+/// Opens files of examples, whose contents determine their format. The files are tables with the
+/// same columns; two IDX, .npy or .safetensors files with the inputs and the targets; or one
+/// .safetensors file with the tensors "inputs" and "targets". If `like` is not null, it must be a
+/// scanned source. Tables must then have the columns of `like`, and are read in the same way as
+/// `like`. Throws Exit::data for files that can't be read, and Exit::usage for options that do not
+/// fit.
 std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 

@@ -10,8 +10,8 @@
 namespace lathe {
 
 /// Returns a phrase that names the format of a file that begins with these bytes and states what to
-/// do about it, such as "is an HDF5 file; save it as .npy". Returns an empty string if the format
-/// is unknown.
+/// do with the file, such as "is an HDF5 file; save it as .npy". Returns an empty string if the
+/// format is unknown.
 std::string foreign_format(std::string_view head);
 
 /// Throws Exit::data for a Parquet file, with instructions to convert it. Such a file begins and

@@ -8,7 +8,8 @@
 
 namespace lathe {
 
-/// Computes the mean or median of each input over the training examples in which it is not empty.
+/// Computes the mean or median of each input over the training examples in which the input's cell
+/// is not empty.
 class Fills {
  public:
   /// Computes medians if `median` is true, and otherwise means. `table` must outlive this object.

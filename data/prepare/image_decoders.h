@@ -29,7 +29,7 @@ class ImageFile::Decoder {
 /// supported.
 std::unique_ptr<ImageFile::Decoder> open_png(std::span<const std::byte> bytes,
                                              const std::string& name);
-/// Opens a JPEG image in the same way.
+/// Opens a JPEG image. The arguments and errors are the same as in open_png().
 std::unique_ptr<ImageFile::Decoder> open_jpeg(std::span<const std::byte> bytes,
                                               const std::string& name);
 

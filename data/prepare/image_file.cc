@@ -57,7 +57,7 @@ void fail_damaged_image(const std::string& name, const char* what) {
 
 void check_image_size(int64_t height, int64_t width, const std::string& name) {
   if (height < 1 || width < 1) fail_damaged_image(name, "an image without pixels");
-  // A division can't overflow, as the product of height and width could.
+  // Divide instead of multiplying, since the product of height and width could overflow.
   if (height > ImageFile::most_pixels / width)
     fail(Exit::data, name, " has ", height, " x ", width,
          " pixels, more than 100 million; make it smaller, or remove it");

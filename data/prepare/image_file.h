@@ -33,7 +33,7 @@ class ImageFile {
   /// even if all its colors are gray.
   bool is_gray() const;
   /// Decodes the image to `pixels` [height, width, channels] with 1 channel (gray) or 3 (red,
-  /// green, blue); call it only once. Values have 8 bits; 16-bit values are rounded to 8 bits.
+  /// green, blue). Call read() only once. Values have 8 bits; 16-bit values are rounded to 8 bits.
   /// Transparency, color profiles and the orientation in EXIF are ignored. If `channels` is 3, a
   /// gray image becomes three equal channels. If it is 1, colors become gray as (299 R + 587 G +
   /// 114 B) / 1000 (ITU-R BT.601). Throws Exit::data if the file is damaged or cut short.

@@ -11,12 +11,12 @@
 namespace lathe {
 namespace {
 
-/// Limit on the scans of a progressive file, each of which takes time in proportion to the number
-/// of pixels. Ordinary files have about ten.
+/// The largest number of scans of a progressive file. Each scan takes time in proportion to the
+/// number of pixels. Ordinary files have about ten scans.
 constexpr int most_scans = 100;
 
-/// State that the library's callbacks share. They receive a pointer to its first member, `manager`,
-/// and cast it.
+/// State that libjpeg's callbacks share. A callback receives a pointer to the first member,
+/// `manager`, and casts that pointer to JpegErrors.
 struct JpegErrors {
   jpeg_error_mgr manager;
   std::jmp_buf back;

@@ -19,17 +19,17 @@ struct ImageOptions {
 /// Opens a folder that holds, for each class, a folder of PNG and JPEG files with the name of the
 /// class. Subfolders of a class are also searched. Other files and names that begin with a dot are
 /// ignored. Examples are in the order of classes and paths. Inputs are uint8 [C, height, width],
-/// with C = 1 if all images are gray and C = 3 otherwise. scan() reads all headers. If `like` is
-/// not null, it must have been scanned; images then get its number of channels and size. Throws
-/// Exit::data for a folder of another form, and for images that can't be read
-/// (data/prepare/image_file.h). Throws Exit::usage if images have different sizes and `options`
-/// gives no size to resize them to.
+/// with C = 1 if all images are gray and C = 3 otherwise. scan() reads the headers of all images.
+/// If `like` is not null, it must be a scanned source; images then get the number of channels and
+/// the size of the inputs of `like`. Throws Exit::data for a folder of another form, and for images
+/// that can't be read (data/prepare/image_file.h). Throws Exit::usage if images have different
+/// sizes and `options` gives no size to resize them to.
 std::unique_ptr<ExampleSource> open_image_folder(const std::string& folder,
                                                  const ImageOptions& options,
                                                  const ExampleSource* like);
 
-/// Opens new images for a model that was trained on a folder of images. `paths` are files, and
-/// folders of which all images are read. RawExample::label is the path of an image.
+/// Opens new images for a model that was trained on a folder of images. `paths` are image files,
+/// and folders from which all images are read. RawExample::label is the path of an image.
 std::unique_ptr<ExampleSource> open_new_images(const std::vector<std::string>& paths,
                                                const ExampleEncoding& encoding);
 

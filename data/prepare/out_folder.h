@@ -3,8 +3,8 @@
 //
 // Data files get their final names once all of them are written and the manifest is on disk as
 // .unfinished-manifest.json. The manifest is renamed last. If a command is interrupted between
-// these steps, the next call of the same command finds .unfinished-manifest.json. It then removes
-// the files that are listed there if their checksums match.
+// these steps, the next call of the same command finds .unfinished-manifest.json. That call then
+// removes each file that .unfinished-manifest.json lists, if the file's checksum matches.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace lathe {
 
-/// Shows the progress of a preparation, and ends it on the caller's request.
+/// Shows the progress of a preparation, and ends the preparation on the caller's request.
 class ProgressReporter {
  public:
   /// Creates a reporter for the data folder `out`. Both arguments must outlive this object; `stop`
@@ -64,7 +64,7 @@ class Journal {
   std::optional<Progress> read() const;
   /// Replaces the record, durably.
   void write(const Progress& progress) const;
-  /// Throws Exit::data, since the input of the finished parts has changed.
+  /// Throws Exit::data with the message that the input of the finished parts has changed.
   [[noreturn]] void fail_input_changed() const;
   /// The name to pass to OutFolder::clear.
   static constexpr const char* name = "manifest.json-progress";

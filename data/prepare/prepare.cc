@@ -106,7 +106,7 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
   }
 
   if (bytes == 0) fail(Exit::data, "the input has no text");
-  // Each byte of binary input is a token, so this pass need not read it.
+  // Each byte of binary input is a token, so this pass need not read the input.
   const bool chars = options.tokenizer == "char";
   s.tokens = chars ? 0 : static_cast<int64_t>(bytes);
   if (options.binary) return s;
@@ -224,7 +224,7 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
     for_each_piece(file, input.begin, meter, [&](std::string_view text, size_t at, size_t end) {
       ids.clear();
       const size_t next = take(survey, input.path, text, at, end, ids);
-      // The size of the splits was derived from the survey, so the counts must agree.
+      // The sizes of the splits come from the survey, so this pass must not find more tokens.
       if (std::ssize(ids) > survey.tokens - taken) changed(input.path);
       now.largest_id = std::max<int64_t>(now.largest_id, *std::max_element(ids.begin(), ids.end()));
       read.update(text.data() + at, next - at);

@@ -16,7 +16,7 @@ namespace lathe {
 std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs);
 
 struct PrepareOptions {
-  std::vector<std::string> inputs;  ///< files, or folders, as expand_inputs() takes them
+  std::vector<std::string> inputs;  ///< files and folders; expand_inputs() lists their files
   fs::path out;
   std::string tokenizer = "byte";  ///< byte or char
   bool binary = false;             ///< tokenizer byte: whether the input need not be text
@@ -29,7 +29,7 @@ struct PrepareOptions {
 };
 
 /// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json. Reads the input
-/// twice, or once if options.binary is true, and piece by piece, so memory does not grow with the
+/// twice, or once if options.binary is true. Reads piece by piece, so memory does not grow with the
 /// input. Refuses input that is not text (data/prepare/file_type.h) unless options.binary is true.
 ///
 /// After any interruption, the same call can be repeated. The repeated call resumes from the last

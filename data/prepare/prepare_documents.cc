@@ -62,7 +62,7 @@ class DocumentFilter {
         }
         continue;
       }
-      // With o_.dedup documents are not cut, so the digest is that of a complete document.
+      // With o_.dedup, documents are not cut, so the digest covers a complete document.
       if (o_.dedup && !seen_.insert(d.digest).second) {
         ++duplicates_;
         continue;
@@ -131,7 +131,7 @@ struct DocumentPreparation {
   OutFolder& out;
   const Journal& journal;
   ProgressReporter& meter;
-  SplitWriter &train, &val;  ///< the same object if the tail is split off afterwards
+  SplitWriter &train, &val;  ///< the same object if the last tokens are split off afterwards
   DataManifest& manifest;
 
   /// Keeps unfinished files from now on, so that recorded progress survives an interruption.
@@ -208,8 +208,8 @@ void DocumentPreparation::process(bool whole, const std::optional<Progress>& bef
   if (o.dedup_lines) manifest.documents["dropped_lines"] = lines.dropped();
 }
 
-/// Returns the position of the first pair in `spool`, a file of pairs, that begins at token `from`
-/// or later; the number of tokens if there is none.
+/// Finds the first pair that begins at token `from` or later in `spool`, a file of pairs. Returns
+/// its position, or the number of tokens if there is no such pair.
 int64_t next_pair(const fs::path& spool, int64_t from) {
   const MappedFile file(spool, Exit::io);
   const int64_t all = std::ssize(file.bytes()) / 4;

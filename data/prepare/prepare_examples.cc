@@ -34,7 +34,7 @@ struct ExampleSurvey {
 
 bool is_integer(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
 
-/// Throws Exit::data if all targets that are text are numbers with commas, which would become
+/// Throws Exit::data if every text target is a number with commas. These targets would become
 /// classes.
 void refuse_comma_numbers(const ExampleSurvey& s, const ExampleSource& source) {
   const auto is_comma_label = [](const auto& label) { return is_comma_number(label.first); };
@@ -205,8 +205,8 @@ class StratifiedSplit {
   int64_t total_ = 0;
 };
 
-/// Fills empty cells of a table with statistics of its training split. `is_val` is a copy, since
-/// each call counts an example.
+/// Fills empty cells of a table with statistics of its training split. `is_val` is passed by value,
+/// since each call of it counts an example.
 void fill_empty_cells(ExampleSource& source, ExampleSource* val_source, const std::string& missing,
                       const Targets& targets, StratifiedSplit is_val, ProgressReporter& meter) {
   if (missing != "mean" && missing != "median") return;
@@ -220,7 +220,7 @@ void fill_empty_cells(ExampleSource& source, ExampleSource* val_source, const st
   if (val_source != nullptr) val_source->set_fills(by_input);
 }
 
-/// Checks --layout, and warns if images seem to need it.
+/// Checks the option --layout, and warns if images seem to need this option.
 void check_layout(const std::vector<int64_t>& sizes, const ExampleOptions& options) {
   const auto few = [](int64_t size) { return size == 1 || size == 3; };
   if (options.channels_last && sizes.size() != 3)
@@ -234,8 +234,8 @@ void check_layout(const std::vector<int64_t>& sizes, const ExampleOptions& optio
              "--layout hwc");
 }
 
-/// Sets the sizes of an input in the manifest: to --shape if that is given, otherwise to the sizes
-/// in the source.
+/// Sets the sizes of an input in the manifest: to --shape if that option is given, otherwise to the
+/// sizes in the source.
 void set_input_sizes(ExampleManifest& m, const ExampleSource& source,
                      const ExampleOptions& options) {
   m.input_sizes = options.shape.empty() ? source.sizes() : options.shape;
@@ -244,7 +244,8 @@ void set_input_sizes(ExampleManifest& m, const ExampleSource& source,
 
   int64_t numel = 1, shaped = 1;
   for (const int64_t size : source.sizes()) numel *= size;
-  // Each factor is limited, and a product above numel gives 0, so that large sizes can't overflow.
+  // Limit each factor, and continue with 0 once the product exceeds numel, so that large sizes
+  // can't overflow.
   for (const int64_t size : m.input_sizes)
     shaped = size > 0 && shaped <= numel ? shaped * std::min(size, numel + 1) : 0;
   if (shaped != numel) {
@@ -258,9 +259,9 @@ void set_input_sizes(ExampleManifest& m, const ExampleSource& source,
 }
 
 /// Checks that `opened`, the source of --val-file, has the sizes and types of the training source,
-/// and counts its examples. Returns `opened` and their number. Updates `found`, the survey of the
-/// training source, since both splits are stored in one type. Throws Exit::data if the sources do
-/// not fit together.
+/// and counts its examples. Returns `opened` and the number of its examples. Updates `found`, the
+/// survey of the training source, since both splits are stored in one type. Throws Exit::data if
+/// the sources do not fit together.
 std::pair<std::unique_ptr<ExampleSource>, int64_t> open_validation(
     const ExampleOptions& options, std::unique_ptr<ExampleSource> opened,
     const ExampleSource& source, const std::string& task, ExampleSurvey& found,
@@ -307,7 +308,7 @@ void prepare_examples(const ExampleOptions& options) {
   const Targets targets = choose(found, *source, options, chosen);
   const bool classifies = targets.task == "classification";
 
-  // Validation examples are all examples of other files, or a share of each class.
+  // Validation examples come from separate files, or are a share of each class.
   std::unique_ptr<ExampleSource> val_source;
   int64_t val = 0;
   if (!options.val_inputs.empty()) {

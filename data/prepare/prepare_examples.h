@@ -44,14 +44,14 @@ struct ExampleOptions {
 ///
 /// A text column of a table is one-hot encoded: it becomes an input for each value that the column
 /// has in `inputs`, including rows that become validation examples. Empty cells are filled with the
-/// mean or the median over the training split. A median keeps the numbers of the table in memory.
-/// The manifest has the columns, their values and fills, so that `lathe predict` encodes new tables
-/// in the same way.
+/// mean or the median over the training split. To compute medians, keeps the numbers of the table
+/// in memory. The manifest has the columns, their values and fills, so that `lathe predict` encodes
+/// new tables in the same way.
 ///
-/// After any interruption, the same call can be repeated. It first removes the files that the
-/// interrupted call left. Throws Exit::data for input that can't be used, with the file, line and
-/// column; Exit::usage if `out` already holds data or an option does not fit; Exit::busy if another
-/// process prepares data there. After an error, nothing is left in `out`.
+/// After any interruption, the same call can be repeated. The repeated call first removes the files
+/// that the interrupted call left. Throws Exit::data for input that can't be used, with the file,
+/// line and column; Exit::usage if `out` already holds data or an option does not fit; Exit::busy
+/// if another process prepares data there. After an error, nothing is left in `out`.
 void prepare_examples(const ExampleOptions& options);
 
 }  // namespace lathe

@@ -13,7 +13,7 @@ struct Taps {
   std::vector<double> weights;
 };
 
-/// Returns the filter's weights for each of `to` output positions, which resample `from` inputs.
+/// Returns, for each of `to` output positions, the filter's weights for resampling `from` inputs.
 std::vector<Taps> triangle_taps(int64_t from, int64_t to) {
   const double ratio = static_cast<double>(from) / static_cast<double>(to);
   const double support = std::max(ratio, 1.0);

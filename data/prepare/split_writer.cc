@@ -49,7 +49,7 @@ bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
       return false;
   }
 
-  // Compare all files with the record before changing one.
+  // Compare all files with the record before changing any file.
   std::vector<Checksum> sums;
   Checksum all;
   for (const auto& [path, bytes] : found) {

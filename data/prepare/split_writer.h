@@ -32,7 +32,8 @@ class SplitWriter {
 
   /// Continues after the first `tokens` tokens that an interrupted process wrote under the same
   /// names, and truncates the files after these tokens. Returns false, and changes nothing, if the
-  /// files are missing or too short, or, with a warning, if their checksum() is not `checksum`.
+  /// files are missing or too short, or if their checksum() is not `checksum`. If the checksums
+  /// differ, also logs a warning.
   bool resume(int64_t tokens, const std::string& checksum);
   /// Appends ids.
   void write(std::span<const int32_t> ids);

@@ -149,8 +149,8 @@ bool LayoutFinder::is_header() const {
   }
   if (counts) return true;
 
-  // A category is likely to occur again below, and a column's name is not. Names may be years or
-  // ascending wavelengths, but not a single 0.5.
+  // A category is likely to occur again below, but a column's name is not. Names may be integers,
+  // such as years, or ascending numbers, such as wavelengths, but not a single 0.5.
   const bool has_fraction =
       std::ranges::any_of(numbers, [](double x) { return x != std::floor(x); });
   const bool ascends = numbers.size() >= 3 &&
@@ -196,8 +196,8 @@ TableLayout LayoutFinder::result() const {
   for (size_t c = 0; c < columns_; ++c) {
     const std::string cell = rows_.size() > data ? rows_[data][c] : "";
     const bool is_input = roles_[c] == ColumnRole::input, is_forced = categories_.contains(c);
-    // The name of a dropped column was not checked, so it is possibly not UTF-8. Such a name is not
-    // needed.
+    // The name of a dropped column was not checked, and is not needed. Leave a name out if it is
+    // not UTF-8.
     const bool named = layout.format.has_header && is_utf8(rows_[0][c]);
     layout.format.columns.push_back({.name = named ? rows_[0][c] : "",
                                      .role = roles_[c],

@@ -171,7 +171,7 @@ bool TableSource::is_left_out(const std::vector<std::string_view>& fields) const
 }
 
 /// Collects the categories of text columns. If the first cell of a column is empty, decides by
-/// later rows whether the column is text. Does not read a table that needs neither.
+/// later rows whether the column is text. Does not read the table if it has no such columns.
 void TableSource::scan(ProgressReporter& meter) {
   auto& columns = layout_.format.columns;
   const auto is_scanned = [&](size_t c) { return columns[c].is_text || layout_.is_undecided[c]; };

@@ -152,14 +152,14 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   std::ranges::sort(special_sizes_, std::greater<>());
   special_sizes_.erase(std::ranges::unique(special_sizes_).begin(), special_sizes_.end());
 
-  // byte_fallback needs a token for each byte. In d.tokens, the text of such a token is the byte,
-  // not <0x0A>.
+  // byte_fallback needs a token for each byte. In d.tokens, the text of such a token is the byte
+  // itself, not its name, such as <0x0A>.
   for (size_t byte = 0; byte < d.byte_tokens.size(); ++byte) {
     const int32_t id = byte_ids_[byte] = d.byte_tokens[byte];
     if (id < 0 || id >= tokens ||
         d.tokens[static_cast<size_t>(id)] != std::string(1, static_cast<char>(byte)))
       fail(Exit::data, where, ": the token of the byte ", byte, " is not that of its id ", id);
-    is_special[static_cast<size_t>(id)] = true;  // its text is not found by id_of()
+    is_special[static_cast<size_t>(id)] = true;  // id_of() does not find byte tokens
   }
 
   ends_at_spaces_ = d.patterns.empty();
@@ -335,7 +335,7 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
 
   struct Symbol {
     int32_t id;
-    int32_t before, after;  // -1: none
+    int32_t before, after;  // indices of the neighbors; -1: none
   };
   struct Pair {
     int32_t rank, left, right_id, left_id, id;
@@ -363,7 +363,7 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     symbols.push_back({.id = id, .before = i - 1, .after = i + 1});
   };
 
-  // SentencePiece's form begins with characters, and uses bytes only for characters without a
+  // In SentencePiece's form, merges begin with characters. Bytes replace only characters without a
   // token.
   for (size_t at = 0; at < piece.size();) {
     if (const size_t length = bpe_.is_sentencepiece_ ? code_point_length(piece, at) : 0;

@@ -1,11 +1,11 @@
 // Declares byte-pair encoding (Sennrich et al. 2016) of bytes (Radford et al. 2019), and of
 // characters in SentencePiece's form (Kudo and Richardson 2018), which Llama 2 and Mistral use.
 //
-// In SentencePiece's form a character without a token is encoded as its bytes (byte_fallback). This
-// form may have no pre-tokenizer. A text is then encoded word by word, for speed, if no token
-// extends over a word boundary, such as "a b". Hugging Face's post-processors are ignored, except
-// for the token that they add before a prompt (`BPEDefinition::begin`). Chat templates are in
-// settings.h and chat_template.h.
+// In SentencePiece's form a character without a token is encoded as its bytes (byte_fallback).
+// Without a pre-tokenizer, which only this form allows, a text is encoded word by word, for speed,
+// unless a token such as "a b" extends over a word boundary. Hugging Face's post-processors are
+// ignored, except for the token that they add before a prompt (`BPEDefinition::begin`). Chat
+// templates are in settings.h and chat_template.h.
 #pragma once
 
 #include <array>
@@ -59,7 +59,8 @@ struct BPEDefinition {
   /// encoded as a space. If the list is empty, the tokenizer does not have this form, and merges
   /// begin with bytes.
   std::vector<int32_t> byte_tokens{};
-  /// In SentencePiece's form, where encoding adds a space, which decode() removes.
+  /// In SentencePiece's form, the positions at which encoding adds a space. decode() removes this
+  /// space.
   SpaceBefore space_before = SpaceBefore::none;
   /// The special token that prompts begin with (Hugging Face's post-processor adds it); -1: none.
   int32_t begin = -1;
@@ -127,11 +128,11 @@ class BPE {
   /// Returns the bytes of ids; an id without a token becomes U+FFFD. If `begins` is true, the ids
   /// are the beginning of a text, and the space that encoding put before it is removed.
   std::string decode(const std::vector<int64_t>& ids, bool begins = true) const;
-  /// Returns whether text may be cut at a line break with no white space on either side, and its
-  /// parts encoded separately, without changing the ids. This is the case for the known patterns,
-  /// and in SentencePiece's form if no token contains a line break and another character. It is not
-  /// the case if an added token that is text (see SpecialToken) contains a line break and
-  /// characters other than white space.
+  /// Returns whether a text may be cut at a line break with no white space on either side: whether
+  /// encoding the parts separately gives the ids of the complete text. This is the case for the
+  /// known patterns, and in SentencePiece's form if no token contains a line break and another
+  /// character. It is not the case if an added token that is text (see SpecialToken) contains a
+  /// line break and characters other than white space.
   bool ends_at_lines() const { return ends_at_lines_; }
   /// Returns the id of the token with these bytes, or of the special token with this text; -1 if
   /// there is none.
@@ -150,12 +151,12 @@ class BPE {
   bool ends_at_spaces_ = false;  // whether there is no pre-tokenizer, and no token spans two words
   bool ends_at_lines_ = false;
   std::unordered_map<std::string_view, int32_t>
-      ids_;  // ids by the token's bytes; no special tokens
+      ids_;  // id of each token, by its bytes; without special tokens
   std::unique_ptr<Merges> merges_;
   std::array<bool, 256> special_first_bytes_{};
   bool has_text_tokens_ = false;  // whether some special tokens are text
-  std::unordered_map<std::string_view, const SpecialToken*> special_;  // by text
-  std::vector<size_t> special_sizes_;  // the different sizes of the texts, largest first
+  std::unordered_map<std::string_view, const SpecialToken*> special_;  // special tokens by text
+  std::vector<size_t> special_sizes_;  // different sizes of special tokens' texts, largest first
 };
 
 /// Returns GPT-2's alphabet: the printable character, as UTF-8, that represents each byte in

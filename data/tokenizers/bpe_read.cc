@@ -77,7 +77,7 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
     } else if (type == "Split") {
       const auto behavior = json_get<std::string>(part, "behavior", where, Exit::data);
       const bool invert = flag(part, "invert", false, where);
-      // Both combinations make each match a piece.
+      // Only these two combinations make each match a piece.
       if (!(behavior == "Isolated" && !invert) && !(behavior == "Removed" && invert))
         unknown(where, "the pre-tokenizer's Split with " + behavior + (invert ? ", inverted" : ""));
       const auto pattern = json_get<Json>(part, "pattern", where, Exit::data);
@@ -169,7 +169,8 @@ std::string read_text_token(const std::string& token, int32_t id, BPEDefinition&
 }
 
 /// Fills d.tokens from a vocabulary {"token": id} and d.special. Returns the ids by the tokens'
-/// texts in `vocab`. For SentencePiece's form, d.byte_tokens must have 256 elements, which are set.
+/// texts in `vocab`. In SentencePiece's form, d.byte_tokens must have 256 elements; this function
+/// sets their values.
 std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition& d,
                                                const std::string& where) {
   if (!vocab.is_object())
@@ -194,7 +195,7 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
     largest = std::max(largest, id.get<int64_t>());
   }
 
-  // Some vocabularies have gaps, but the memory for a single huge id would take gigabytes.
+  // Some vocabularies have gaps between ids, but a single huge id would take gigabytes of memory.
   const int64_t most = 4 * static_cast<int64_t>(ids.size() + d.special.size()) + 100'000;
   if (largest > most)
     fail(Exit::data, where, ": there are ", ids.size() + d.special.size(),
@@ -207,7 +208,7 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
 
   for (const auto& [token, id] : ids) {
     std::string& place = d.tokens[static_cast<size_t>(id)];
-    // The text of a special token is not in GPT-2's alphabet.
+    // The text of a special token is not written in GPT-2's alphabet.
     if (is_special[static_cast<size_t>(id)] && place == token) continue;
     const auto bytes =
         d.byte_tokens.empty() ? bytes_of(token) : read_text_token(token, id, d, where);
@@ -266,7 +267,7 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
   std::istringstream lines(merges);
   bool first = true;
   for (std::string line; std::getline(lines, line); first = false) {
-    // Only the first line may be a version; a later one that looks like it is a merge.
+    // Only the first line may be a version; a later line that looks like a version is a merge.
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty() || (first && line.starts_with("#version"))) continue;
     add_merge_line(ids, line, d, merges_name);
@@ -329,7 +330,7 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   const auto model = json_get<Json>(json, "model", where, Exit::data);
   if (!is_absent(model, "type") && type_of(model, where) != "BPE")
     unknown(where, "the model " + type_of(model, where));
-  // Each of these would change the merges.
+  // Each of these options would change the merges.
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!is_absent(model, key) && model[key] != Json(""))
       unknown(where, std::string("the model's ") + key);

@@ -57,8 +57,9 @@ Json post_processor(const BPEDefinition& d) {
           {"special_tokens", of_text}};
 }
 
-/// Returns a token as a tokenizer.json contains it. In SentencePiece's form, a single byte that
-/// takes part in merges is written as a character, such as Gemma's tab, and not as <0x09>.
+/// Returns a token as a tokenizer.json contains it. In SentencePiece's form, the token of a byte is
+/// written as a character if it takes part in merges: Gemma's tab, for example, is not written as
+/// <0x09>.
 std::string listed_token(const BPEDefinition& d, size_t id, const std::vector<bool>& is_merged) {
   const bool is_character =
       !d.byte_tokens.empty() && is_merged[id] && d.tokens[id].size() == 1 && d.tokens[id] != " ";

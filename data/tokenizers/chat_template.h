@@ -54,7 +54,7 @@ std::string describe_chat(const Tokenizer& tokenizer);
 /// Sets a tokenizer's chat template to ChatML ("chatml"), Llama 3's ("llama3") or the Jinja
 /// template in a file. If the template writes ChatML or Llama 3's format, the token that ends its
 /// answers becomes the tokenizer's eos_token and one of its end ids. Throws Exit::usage if the
-/// tokenizer lacks the special tokens of that format, or if there is no such file.
+/// tokenizer lacks the special tokens of that format, or if the file does not exist.
 void set_chat_template(Tokenizer& tokenizer, const std::string& choice);
 
 }  // namespace lathe

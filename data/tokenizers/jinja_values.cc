@@ -103,7 +103,7 @@ Json member(const Json& x, const Json& key) {
   throw JinjaError();
 }
 
-/// Returns a list's elements from `begin` to `end`, as Python does.
+/// Returns a list's elements from `begin` to `end`, which mean the same as in a Python slice.
 Json sliced(const Json& x, const Json& begin, const Json& end) {
   if (!x.is_array()) throw JinjaError();
   const auto n = static_cast<int64_t>(x.size());

@@ -33,7 +33,7 @@ std::string trimmed(const std::string& text, bool left = true, bool right = true
 std::string text(const Json& x);
 /// Returns a member of an object, or an element of a list.
 Json member(const Json& x, const Json& key);
-/// Returns a list's elements from `begin` to `end`, as Python does.
+/// Returns a list's elements from `begin` to `end`, which mean the same as in a Python slice.
 Json sliced(const Json& x, const Json& begin, const Json& end);
 /// Returns the result of a comparison or of arithmetic.
 Json operation(const std::string& mark, const Json& a, const Json& b);

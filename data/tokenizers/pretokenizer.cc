@@ -130,7 +130,7 @@ Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where)
     fail(Exit::data, where, ": the pattern ", pattern, " can't be used: ", message_of(code));
   code_ = std::shared_ptr<void>(compiled,
                                 [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
-  // If the JIT compiler is missing, matching is slower and has the same results.
+  // If the JIT compiler is missing, matching is slower but has the same results.
   pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
 }
 
@@ -184,7 +184,7 @@ std::string_view Pretokenizer::Cursor::next() {
   if (at_ == text_.size()) return {};
 
   const size_t begin = at_;
-  if (found_end_ > begin) {  // the match that followed the last piece
+  if (found_end_ > begin) {  // this piece is the match after the previous piece
     at_ = std::exchange(found_end_, 0);
     return text_.substr(begin, at_ - begin);
   }
@@ -194,7 +194,7 @@ std::string_view Pretokenizer::Cursor::next() {
     while (valid_end_ == at_ && at_ < text_.size()) find_valid(++at_, window);
     if (at_ > begin) return text_.substr(begin, at_ - begin);
   }
-  if (pretokenizer_.finds_words_) {  // most pieces of most texts
+  if (pretokenizer_.finds_words_) {  // most pieces of most texts are words
     if (const size_t end = end_of_word(begin); end != 0) {
       at_ = end;
       return text_.substr(begin, at_ - begin);
@@ -202,8 +202,8 @@ std::string_view Pretokenizer::Cursor::next() {
   }
 
   // The subject ends at the first byte that is not UTF-8, and a lookahead treats this as the end of
-  // the text. For a long text, the subject is a window, which grows if a match ends so close to its
-  // end that more text might change the match.
+  // the text. For a long text, the subject is a window. If a match ends so close to the end of the
+  // window that more text might change the match, the window grows.
   const PCRE2_SIZE* place = pcre2_get_ovector_pointer(data_->match);
   for (size_t more = 2 * window;; more *= 2) {
     const int found = pcre2_match(

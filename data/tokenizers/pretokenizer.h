@@ -73,8 +73,8 @@ class Pretokenizer {
     const Pretokenizer& pretokenizer_;
     std::string_view text_;
     size_t at_ = 0, valid_end_ = 0;
-    bool limited_ = false;  // whether text after valid_end_ has not been checked
-    size_t found_end_ = 0;  // end of the match after a piece that nothing matched; 0: none
+    bool limited_ = false;  // whether unchecked text follows valid_end_
+    size_t found_end_ = 0;  // end of the match that follows a piece without a match; 0: none
     std::unique_ptr<MatchData, Delete> data_;
   };
 

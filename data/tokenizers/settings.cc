@@ -36,7 +36,7 @@ constexpr const char* other_names[]{
     "unk_token",           "sep_token", "cls_token", "mask_token", "additional_special_tokens",
     "extra_special_tokens"};
 
-/// Copies the keys in other_names from `from` to `to`, as far as `from` has them.
+/// Copies to `to` the values of those keys in other_names that `from` has.
 void copy_others(const Json& from, Json& to) {
   for (const char* key : other_names) {
     if (from.contains(key) && !from[key].is_null()) to[key] = from[key];

@@ -17,7 +17,7 @@ struct TokenizerSettings {
   std::string chat_template{};      ///< chat template in Jinja; empty: none
   std::string templates{};          ///< JSON: the list of named templates; empty: there is no list
   bool from_template_file = false;  ///< whether the template was read from chat_template.jinja
-  bool has_special_tokens = false;  ///< whether the next three are known; "" is not used
+  bool has_special_tokens = false;  ///< whether the next three are known; empty: none
   std::string bos_token{}, eos_token{}, pad_token{};
   /// JSON: an object with the other special tokens of tokenizer_config.json, such as unk_token and
   /// additional_special_tokens; empty: none.
@@ -28,9 +28,9 @@ struct TokenizerSettings {
   std::vector<int64_t> end_ids{};
 
   /// Adds the id to the end ids (eos_token_id) of config.json and of generation_config.json. Does
-  /// not change a file's settings if they name no end ids.
+  /// not change the settings of a file that names no end ids.
   void add_end_id(int64_t id);
-  /// Sets each setting that is missing in this object to that of `other`.
+  /// Copies from `other` each setting that is missing in this object.
   void fill_from(const TokenizerSettings& other);
   bool operator==(const TokenizerSettings&) const = default;
 };
@@ -51,8 +51,8 @@ TokenizerSettings settings_from_json(const Json& json, const std::string& where)
 
 /// Writes generation_config.json, and chat_template.jinja if the template was read from such a
 /// file, durably into a folder. Adds any other template and `other_tokens` to `config`, the
-/// contents of the folder's tokenizer_config.json. The caller must add bos_token, eos_token,
-/// pad_token and config_end_ids to their files.
+/// contents of the folder's tokenizer_config.json. The caller must write bos_token, eos_token,
+/// pad_token and config_end_ids.
 void write_settings(const TokenizerSettings& settings, const fs::path& folder, Json& config);
 
 }  // namespace lathe

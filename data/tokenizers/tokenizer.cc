@@ -31,7 +31,7 @@ Tokenizer Tokenizer::characters(std::string_view text) {
                  [&](std::string_view c) {
                    if (!found.contains(c)) found.emplace(c);
                  });
-  // Strings of UTF-8 compare as their code points do, so the set is sorted by code point.
+  // UTF-8 strings sort in the order of their code points, so the set is sorted by code point.
   return from("char", {found.begin(), found.end()});
 }
 

@@ -28,9 +28,9 @@ class Tokenizer {
   /// Returns a tokenizer of the kind "byte", or of the kind "char" with this vocabulary. Throws
   /// Exit::data for another kind or a repeated character.
   static Tokenizer from(const std::string& kind, const std::vector<std::string>& vocabulary);
-  /// Reads a BPE tokenizer from files (read_bpe), with the settings if `path` is a folder. Throws
-  /// Exit::data if the tokenizer can't be read. For a GGUF file, the message recommends `lathe
-  /// import`.
+  /// Reads a BPE tokenizer from files (read_bpe). If `path` is a folder, also reads its settings.
+  /// Throws Exit::data if the tokenizer can't be read. For a GGUF file, the message recommends
+  /// `lathe import`.
   static Tokenizer bpe(const fs::path& path);
   /// Returns the tokenizer that add_to_json() has written into an object, whose field `kind_key` is
   /// the tokenizer's kind. Throws Exit::data if the object is malformed; the message begins with

@@ -32,9 +32,9 @@ class PaddedItems {
 };
 
 /// Writes row `row` of the inputs and targets [B, T] in `buffers`. `ids` has up to T + 1 ids, and
-/// the inputs are all but the last of them. `targets` has the same ids, except for -100 where a
-/// token does not count toward the loss; all but the first of them are the row's targets. Pads the
-/// row with inputs of 0 and targets of -100.
+/// the inputs are all ids but the last. `targets` has the same ids, except for -100 where a token
+/// does not count toward the loss; the row's targets are all elements of `targets` but the first.
+/// Pads the row with inputs of 0 and targets of -100.
 void put_padded(const std::vector<int64_t>& ids, const std::vector<int64_t>& targets,
                 const std::vector<at::Tensor>& buffers, int64_t row);
 

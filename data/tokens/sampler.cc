@@ -9,8 +9,8 @@
 namespace lathe {
 
 // Every epoch has as many windows as fit after the largest offset, so the number of windows is
-// constant. If the data are barely longer than a window, there is one window, and there are fewer
-// offsets.
+// constant. If the data are too short for a window at every offset in [0, block_size), an epoch has
+// one window and a smaller range of offsets.
 WindowSampler::WindowSampler(int64_t tokens, int64_t block_size, uint64_t seed)
     : block_size_(block_size),
       windows_(std::max<int64_t>(1, (tokens - block_size) / block_size)),

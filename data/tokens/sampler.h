@@ -27,8 +27,8 @@ class WindowSampler {
 };
 
 /// Chooses the source of each window of a mixture. The source of the n-th window is a pure function
-/// of (seed, n). In every round of 65536 windows, each source has exactly its share of the windows,
-/// in a keyed order.
+/// of (seed, n). In every round of 65536 windows, each source has exactly its share of the windows.
+/// A keyed permutation orders these windows.
 class MixtureSampler {
  public:
   /// Requires weights that are not negative, and at least one that is positive. A source with a

@@ -36,7 +36,7 @@ std::unique_ptr<Data> open_tokens(const DataConfig& config) {
 TokenData::TokenData(const fs::path& folder, const DataConfig& config)
     : folder_(folder), manifest_(read_manifest(folder)) {
   if (has_split(folder, "val", manifest_)) val_.emplace(folder, "val", manifest_);
-  // If both splits are missing, open the training split nevertheless, since the error of doing so
+  // If both splits are missing, open the training split nevertheless, since the resulting error
   // names the expected files.
   if (!val_ || has_split(folder, "train", manifest_)) train_.emplace(folder, "train", manifest_);
 

@@ -1,7 +1,7 @@
 // Reads memory-mapped token shards: a split of a data folder is one long sequence.
 //
-// A run identifies its data by a fingerprint of the shards' checksums in the manifest and of
-// samples of their bytes (TokenFile::fingerprint).
+// A run identifies its data by a fingerprint (TokenFile::fingerprint), which is computed from the
+// shards' checksums in the manifest and from samples of the shards' bytes.
 #pragma once
 
 #include <cstdint>
@@ -46,21 +46,22 @@ class TokenFile {
   std::vector<int64_t> begins() const;
   /// Returns the positions of all tokens with this id. Reads all tokens.
   std::vector<int64_t> positions_of(int64_t id) const;
-  /// Checks, as read() does, that every id of the first shards is below `vocab`. Stops at the shard
-  /// that would exceed `limit` bytes in total; later shards are checked only when they are read.
+  /// Checks, as read() does, that every id of the first shards is below `vocab`. Stops before the
+  /// shard with which the checked shards would exceed `limit` bytes in total; the remaining shards
+  /// are checked only when they are read.
   void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
-  /// Returns a short checksum of the contents. It covers each shard's number of tokens, its
-  /// checksum in the manifest, and evenly spaced blocks of 1 MiB, which this call reads. If there
-  /// is a manifest, these are about 128 blocks of the split and at least 2 of each shard;
-  /// otherwise, they are 128 blocks of each shard. Smaller files are read completely. This detects
-  /// most changes of a file in a fraction of a second.
+  /// Returns a short checksum of the contents. The checksum covers each shard's number of tokens,
+  /// its checksum in the manifest, and evenly spaced blocks of 1 MiB. If there is a manifest, this
+  /// call reads about 128 blocks of the split, at least 2 of each shard. Otherwise, this call reads
+  /// 128 blocks of each shard. Smaller files are read completely. The fingerprint detects most
+  /// changes of a file in a fraction of a second.
   std::string fingerprint() const;
   /// Returns whether `saved` is this data's fingerprint, in the current form or in the form of
   /// earlier builds, which relied on the manifest's checksums.
   bool matches(const std::string& saved) const;
-  /// Reads every byte and compares it with the manifest's checksums. Throws Exit::data if there is
-  /// no manifest, or if a shard differs; the message names the shard. Throws Exit::stopped once
-  /// `stop`, which is called every 16 MiB, returns true.
+  /// Reads all shards and compares their checksums with the checksums in the manifest. Throws
+  /// Exit::data if there is no manifest, or if a shard differs; the message names the shard. Throws
+  /// Exit::stopped once `stop`, which is called every 16 MiB, returns true.
   void verify(const std::function<bool()>& stop = nullptr) const;
   /// Returns a line for each shard: its name, number of tokens and type, and whether it has llm.c's
   /// header.

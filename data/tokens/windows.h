@@ -23,7 +23,7 @@ struct WindowSource {
   std::string name{};  ///< name in a mixture; the order of the source's windows depends on it
 };
 
-/// Defines what windows have in addition to inputs and targets.
+/// Defines what batches of windows have in addition to inputs and targets.
 struct WindowOptions {
   /// If set, batches have Batch::starts, and this is the id of the token between two documents. The
   /// token belongs to the second document.
@@ -38,7 +38,8 @@ std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource
 /// that do not overlap; the last window of a source may be shorter. If `batches` is not 0 and there
 /// are enough windows, the batches cover only a sample of `batches` times `sizes.batch_size`
 /// windows, spread evenly over the tokens of all sources. All rows of a batch have the same source
-/// and length, so several sources can give more batches. The token files must outlive the result.
+/// and length, so with several sources there can be more than `batches` batches. The token files
+/// must outlive the result.
 std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources,
                                                       const BatchSizes& sizes, int64_t batches,
                                                       at::Device device, const WindowOptions& kind);

@@ -7,7 +7,7 @@ import sys
 
 
 def arguments(text, at):
-    """Return the arguments of the call whose ( is text[at], and the position after the call."""
+    """Return the arguments of the call that opens at text[at], and the position after the call."""
     out, begin, depth, i, quoted = [], at + 1, 0, at, False
     while True:
         c = text[i]

@@ -26,7 +26,7 @@ struct MaxoutLayer {
   Variable operator()(const Variable& x_BF) const {
     Variable h_BH = pieces[0](x_BF);
     for (size_t i = 1; i < pieces.size(); ++i)
-      h_BH = h_BH + relu(pieces[i](x_BF) - h_BH);  // max(h, p)
+      h_BH = h_BH + relu(pieces[i](x_BF) - h_BH);  // the maximum of h and piece i
     return drop(h_BH);
   }
   void visit(Visit& v) {

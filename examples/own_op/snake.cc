@@ -10,7 +10,7 @@ namespace {
 
 using namespace lathe;
 
-constexpr int64_t grain = 1 << 12;  // a thread does not pay off for fewer elements
+constexpr int64_t grain = 1 << 12;  // elements of a task; smaller tasks cost more than they save
 
 template <class T>
 void snake_cpu(const T* x, T* y, int64_t n, double a) {

@@ -6,7 +6,7 @@
 
 namespace own {
 
-/// Opens data whose manifest has the "kind" "series". An example is a window of a series of numbers
+/// Opens data whose manifest has the kind "series". An example is a window of a series of numbers
 /// and the number that follows the window.
 std::unique_ptr<lathe::Data> open_series(const lathe::DataConfig& config);
 /// Writes a data folder of the kind "series" from a text file of numbers that are separated by

@@ -11,8 +11,8 @@ namespace {
 
 using namespace lathe;
 
-/// Returns the loss [B, Q] of predictions s = predicted_BQ for targets y = y_B1: q (y - s) where y
-/// is above s, (1 - q) (s - y) below.
+/// Returns the loss [B, Q] of predictions s = predicted_BQ for targets y = y_B1. For quantile q,
+/// the loss is q (y - s) where y is above s, and (1 - q) (s - y) where y is below s.
 Variable pinball(const Variable& predicted_BQ, const at::Tensor& y_B1) {
   const at::Tensor q_Q =
       at::tensor({0.1, 0.5, 0.9}, at::TensorOptions(y_B1.device()).dtype(at::kFloat));

@@ -1,5 +1,5 @@
-// Implements the data kind. A data folder has float32 numbers in series.f32, and the number of
-// values in a window in manifest.json.
+// Implements the data kind. In a data folder, series.f32 has the numbers in float32, and
+// manifest.json has the number of values in a window.
 #include <ATen/ops/empty.h>
 
 #include <fstream>

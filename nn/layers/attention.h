@@ -36,18 +36,19 @@ struct RotaryScaling {
   /// linear: every angle is divided by `factor` (Chen et al. 2023, "Extending context window ...
   /// via positional interpolation"). llama3: angles with wavelengths above original_context / low
   /// are divided by `factor`, angles with wavelengths below original_context / high stay, and
-  /// angles in between are blended (Llama 3.1). yarn: the blend is linear in the index of the pair,
-  /// from the pair with `high` waves in original_context to the pair with `low` waves. Cosines and
-  /// sines are multiplied by `attention_factor`, where 0 stands for 0.1 ln(factor) + 1 (Peng et al.
-  /// 2023, "YaRN").
+  /// angles in between are blended (Llama 3.1). yarn: angles are blended as well, and the blend is
+  /// linear in the index of the pair. The blend begins at the pair with `high` waves in
+  /// original_context, and ends at the pair with `low` waves. Cosines and sines are multiplied by
+  /// `attention_factor`, where 0 stands for 0.1 ln(factor) + 1 (Peng et al. 2023, "YaRN").
   enum class Kind : uint8_t { none, linear, llama3, yarn } kind = Kind::none;
   double factor = 1, low = 1, high = 4, original_context = 8192, attention_factor = 0;
-  bool truncate = true;  ///< whether yarn rounds the indices of both ends of the blend outward
+  bool truncate = true;  ///< whether yarn rounds the index of the blend's first pair down, and of
+                         ///< its last pair up
 };
 
 /// Rotary positions: rotates the pair of channels (i, i + D / 2) at position t by the angle t
-/// base^(-2 i / D), so that the dot product of a query and a key depends on their distance. Su et
-/// al. 2021, with one channel of a pair from each half, as in GPT-NeoX and LLaMA.
+/// base^(-2 i / D), so that a dot product of a query and a key depends on the distance of their
+/// positions. Su et al. 2021. As in GPT-NeoX and LLaMA, a pair has one channel from each half.
 struct Rotary {
   int64_t width = 0;  ///< D, even
   double base = 10000;
@@ -57,7 +58,7 @@ struct Rotary {
   explicit Rotary(int64_t width, double base = 10000, const RotaryScaling& scaling = {});
   /// Rotates x [B, H, T, D], whose positions are first, first + 1, ...
   Variable operator()(const Variable& x_BHTD, int64_t first = 0) const;
-  /// Returns the table that rotate() takes, of cosines and sines: float64 [..., D] for positions
+  /// Returns the table of cosines and sines that rotate() takes: float64 [..., D] for positions
   /// int64 [...].
   at::Tensor rope_table(const at::Tensor& places) const;
   /// Returns the angle of each pair at position 1: float64 [D / 2]. Computes the angles on the
@@ -70,8 +71,8 @@ struct Rotary {
 /// values, R = H D, G = K D.
 struct GroupedQueryAttention {
   Linear q, k, v, proj;
-  /// Norms of queries and keys before rotation; nullopt: none. A norm spans each head by itself
-  /// (Henry et al. 2020; Qwen 3), or all heads together (OLMo 2).
+  /// Norms of queries and keys before rotation; nullopt: none. A norm normalizes each head
+  /// separately (Henry et al. 2020; Qwen 3), or all heads together (OLMo 2).
   std::optional<RMSNorm> q_norm, k_norm;
   int64_t heads = 1, kv_heads = 1;
   ScoreOptions scores{};  ///< options of the attention scores; set them after construction
@@ -79,7 +80,7 @@ struct GroupedQueryAttention {
   GroupedQueryAttention() = default;
   /// Heads have `width` channels, and kv_heads must divide heads. `bias` is for q, k and v. With
   /// `norm_eps`, queries and keys are normalized with this epsilon: all heads together if
-  /// `norms_all`, otherwise each head by itself.
+  /// `norms_all`, otherwise each head separately.
   GroupedQueryAttention(int64_t channels, int64_t heads, int64_t kv_heads, int64_t width, bool bias,
                         std::optional<double> norm_eps, bool norms_all = false);
   /// Maps x [B, T, C] to [B, T, C], and adds `residual` if it is given. `rope_table` is [T, D] or
@@ -100,8 +101,8 @@ struct GroupedQueryAttention {
 /// Selects the positions that attention must not see.
 struct AttentionMask {
   bool causal = false;   ///< hides later positions; needs T = S
-  at::Tensor hidden{};   ///< bool [T, S] or [B, T, S], true where hidden; or floating point, which
-                         ///< is added to the scores
+  at::Tensor hidden{};   ///< bool [T, S] or [B, T, S], true where hidden; or floating point, and
+                         ///< added to the scores
   at::Tensor padding{};  ///< bool [B, S], true for keys that are hidden from all queries
 };
 

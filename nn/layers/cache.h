@@ -3,9 +3,9 @@
 // write into the cache and read from it. A model whose attention uses a cache declares `static
 // constexpr bool caches_keys = true`.
 //
-// A model has the same forward pass with and without a cache. Models without `caches_keys`
+// A model's forward pass is the same code with and without a cache. Models without `caches_keys`
 // recompute the complete window for each token. Beyond the context length, every model recomputes
-// the window, because the first token of the window changes, and with it every key.
+// the window, because the window's first token changes, which changes every key.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,13 +29,13 @@ class KeyValueCache {
       : capacity_(capacity), lengths_(static_cast<size_t>(texts), 0) {}
 
   int64_t capacity() const { return capacity_; }
-  /// Returns the number of tokens of a text that are cached.
+  /// Returns the number of cached tokens of a text.
   int64_t length(int64_t text) const { return lengths_.at(static_cast<size_t>(text)); }
   /// Drops all but the first `length` tokens of a text.
   void truncate(int64_t text, int64_t length);
 
   // Modules call the functions below while a Use exists.
-  /// Returns the positions of the t new tokens of each row in its text: int64 [B, t] on `device`.
+  /// Returns the positions of each row's t new tokens in the row's text: int64 [B, t] on `device`.
   at::Tensor position_ids(int64_t t, at::Device device) const;
   /// Caches k and v, and computes causal attention of the new tokens to the cached tokens and to
   /// each other: q [B, t, H D], k and v [B, t, K D], with rows of any stride -> [B, t, H D].

@@ -36,7 +36,7 @@ struct EmbeddingBag {
   /// [B, L] has a factor for each id's row, and is allowed only for BagMode::sum.
   Variable operator()(const at::Tensor& ids_BL, const Variable& scales_BL = {}) const;
   /// Maps bags of different lengths to [B, C]. ids int64 [N] holds all bags, one after another. Bag
-  /// i begins at offsets[i] (int64 [B], nondecreasing from 0) and ends where the next one begins.
+  /// i begins at offsets[i] (int64 [B], nondecreasing from 0) and ends where the next bag begins.
   Variable operator()(const at::Tensor& ids_N, const at::Tensor& offsets_B,
                       const Variable& scales_N = {}) const;
   void visit(Visit& v) { v("weight", weight, Role::embedding); }

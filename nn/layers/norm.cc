@@ -10,8 +10,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the dtype of matrix products under autocast, in which a norm returns its result for the
-/// next layer; nullopt if the norm's default dtype applies.
+/// Returns the dtype in which a norm returns its result for the next layer. Under autocast, this is
+/// the dtype of matrix products. Returns nullopt if the norm's default dtype applies.
 std::optional<at::ScalarType> product_dtype(const Variable& x) {
   const bool low = mode().compute != at::kFloat && !mode().fp8 && x.dtype() != at::kDouble;
   return low ? std::optional(mode().compute) : std::nullopt;

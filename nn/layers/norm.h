@@ -36,9 +36,9 @@ struct RMSNorm {
   void visit(Visit& v) { v("weight", weight, Role::scale); }
 };
 
-/// Normalizes each group of channels of a sample by its mean and variance over all positions, and
-/// then scales and shifts each channel. Wu and He 2018. x [B, C, ...]. Computes in float32 or
-/// wider; the result has the dtype of matrix products.
+/// Normalizes each group of channels of a sample by the group's mean and variance over all
+/// positions, and then scales and shifts each channel. Wu and He 2018. x [B, C, ...]. Computes in
+/// float32 or wider; the result has the dtype of matrix products.
 struct GroupNorm {
   Variable weight, bias;  ///< [C]; undefined: no scale and shift
   int64_t groups = 1, channels = 0;
@@ -58,8 +58,8 @@ struct GroupNorm {
   Variable normalize(const Variable& x) const;
 };
 
-/// GroupNorm with one channel per group. As in torch, it has no scale and shift by default. It has
-/// no running statistics. Ulyanov et al. 2016.
+/// GroupNorm with one channel per group. As in torch, the norm has no scale and shift by default.
+/// It has no running statistics. Ulyanov et al. 2016.
 struct InstanceNorm1d : GroupNorm {
   InstanceNorm1d() = default;
   explicit InstanceNorm1d(int64_t channels, double eps = 1e-5, bool affine = false)
@@ -74,11 +74,11 @@ struct InstanceNorm2d : GroupNorm {
   Variable operator()(const Variable& x_BCHW) const;
 };
 
-/// The common part of BatchNorm1d and BatchNorm2d. In training it uses the statistics of the batch,
-/// which must have at least two values per channel. It also moves the running statistics towards
-/// the batch's statistics by `momentum`, with the unbiased variance, as in torch. Each micro-batch
-/// of a step updates the running statistics, but a recomputed forward pass does not
-/// (RestoreRngState). Outside training it uses the running statistics.
+/// The common part of BatchNorm1d and BatchNorm2d. In training, a BatchNorm uses the statistics of
+/// the batch, which must have at least two values per channel. It also moves the running statistics
+/// towards the batch's statistics by `momentum`, with the unbiased variance, as in torch. Each
+/// micro-batch of a step updates the running statistics, but a recomputed forward pass
+/// (Mode::is_recomputing) does not. Outside training, a BatchNorm uses the running statistics.
 struct BatchNorm {
   Variable weight, bias;                 ///< [C]
   at::Tensor running_mean, running_var;  ///< [C], buffers
@@ -91,8 +91,8 @@ struct BatchNorm {
   void visit(Visit& v);
 
  protected:
-  /// Returns the normalized values: under autocast in the dtype of matrix products, for a layer
-  /// that follows, or in float32 if `wide`.
+  /// Returns the normalized values. Under autocast, they have the dtype of matrix products, for a
+  /// layer that follows. With `wide`, they are float32.
   Variable normalize(const Variable& x, bool wide) const;
 };
 

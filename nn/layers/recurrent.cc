@@ -35,8 +35,8 @@ Variable first_state(const Variable& given_LBH, size_t layer, const Variable& x_
   return in_dtype(select(given_LBH, 0, static_cast<int64_t>(layer)), dtype);
 }
 
-/// Returns for each step which sequences have ended, bool [B, 1]; undefined if no sequence has
-/// ended.
+/// Returns a mask for each step, bool [B, 1]: true for the sequences that have ended. The mask is
+/// undefined if no sequence has ended.
 std::vector<at::Tensor> ended_at(const at::Tensor& lengths, int64_t steps, at::Device device) {
   std::vector<at::Tensor> out(static_cast<size_t>(steps));
   if (!lengths.defined()) return out;
@@ -46,7 +46,7 @@ std::vector<at::Tensor> ended_at(const at::Tensor& lengths, int64_t steps, at::D
   return out;
 }
 
-/// Returns `before` where a sequence has ended, `now` elsewhere.
+/// Returns `before` where a sequence has ended, and `now` elsewhere.
 Variable kept(const Variable& now, const Variable& before, const at::Tensor& ended) {
   return masked_fill(now, ended, 0) + masked_fill(before, ended.logical_not(), 0);
 }
@@ -160,7 +160,7 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
     return s;
   };
 
-  // Each layer is a block for recomputation, which may drop its activations.
+  // Each layer is a block for recomputation, which may drop the layer's activations.
   Sequence s = run_blocks(depth, Sequence{.x_TBC = swapped(x_BTC), .h = {}, .c = {}}, run_layer);
   s.x_TBC = call.result(swapped(s.x_TBC), "B T O");
   return s;

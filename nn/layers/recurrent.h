@@ -1,7 +1,7 @@
-// Recurrent layers, batch first. One matrix product projects all time steps of a layer's input;
-// then each step is a matrix product with the state and a cell. Weights have torch's names, shapes
-// and order of gates. Shapes: B batch, T time, C channels of the input, H units, L layers times
-// directions.
+// Recurrent layers, batch first. One matrix product projects all time steps of a layer's input.
+// Then each step multiplies the state by a matrix and computes a cell. Weights have torch's names,
+// shapes and order of gates. Shapes: B batch, T time, C channels of the input, H units, L layers
+// times directions.
 #pragma once
 
 #include <cstddef>
@@ -20,15 +20,15 @@ struct RecurrentOptions {
   int64_t n_layer = 1;
   bool bias = true;
   double dropout = 0;  ///< rate of dropout between layers
-  /// A second set of layers reads sequences from end to start. The results of both directions of a
-  /// layer are concatenated.
+  /// Adds a second set of layers, which reads sequences from end to start. The results of both
+  /// directions of a layer are concatenated.
   bool bidirectional = false;
 };
 
 /// The common part of SimpleRNN, LSTM and GRU. All three take an optional `lengths` for sequences
 /// that end before T: int64 [B] on the CPU, from 1 to T. Beyond a sequence's length, the results
-/// are zeros. A sequence's last state is the state at its end, where the reverse direction begins,
-/// as with torch's packed sequences.
+/// are zeros. As with torch's packed sequences, a sequence's last state is the state at its end,
+/// and the reverse direction begins at its end.
 struct Recurrent {
   /// The parameters of one layer in one direction.
   struct Layer {
@@ -54,8 +54,9 @@ struct Recurrent {
   };
   /// Runs all layers. For each layer, calls project(weights, x_TBC) -> [T, B, G H], and then for
   /// each step cell(weights, projection of the step, h, c) -> the next {h, c}. c is undefined
-  /// unless `with_c` is true. If there are no `lengths` and `all_steps` is not null, calls instead
-  /// all_steps(weights, x_TBC, h, c, reverse) -> {h of each step, last c}.
+  /// unless `with_c` is true. If there are no `lengths` and `all_steps` is not null, calls
+  /// all_steps(weights, x_TBC, h, c, reverse) -> {h of each step, last c} instead of `project` and
+  /// `cell`.
   template <class Module, class Project, class Cell, class AllSteps = std::nullptr_t>
   Sequence run(const Module& module, const Variable& x_BTC, const Variable& h_LBH,
                const Variable& c_LBH, const at::Tensor& lengths, bool with_c, Project project,

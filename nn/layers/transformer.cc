@@ -100,7 +100,7 @@ TransformerEncoderLayer::TransformerEncoderLayer(const TransformerOptions& o)
 
 void TransformerEncoderLayer::visit(Visit& v) {
   v("self_attn", self_attn);
-  v.into(feed_forward);  // linear1 and linear2, as in torch
+  v.into(feed_forward);  // the paths are linear1 and linear2, as in torch
   v("norm1", norm1);
   v("norm2", norm2);
   v("dropout1", drop1);

@@ -41,8 +41,8 @@ struct SwiGLU {
   }
 };
 
-/// Computes down(silu(gate(x)) * up(x)): SwiGLU with two separate matrices, or GeGLU with gelu in
-/// its tanh form (Shazeer 2020); `residual` is added.
+/// Computes down(silu(gate(x)) * up(x)): SwiGLU with two separate matrices, or GeGLU with the tanh
+/// form of gelu (Shazeer 2020). `residual` is added.
 struct GatedFeedForward {
   Linear gate, up, down;  ///< C -> hidden twice, hidden -> C; no biases
   std::string activation = "silu";
@@ -58,8 +58,8 @@ struct GatedFeedForward {
   }
 };
 
-/// Options of encoder and decoder layers, as for torch.nn.TransformerEncoderLayer, named like the
-/// keys of [model].
+/// Options of encoder and decoder layers. They have the meaning of
+/// torch.nn.TransformerEncoderLayer's options, and the names of the keys of [model].
 struct TransformerOptions {
   int64_t n_embd = 0, n_head = 1;  ///< C; n_head must divide it
   int64_t n_inner = 0;             ///< hidden units of the feed-forward part; 0: 4 C
@@ -67,7 +67,7 @@ struct TransformerOptions {
       0;  ///< rate on branches, inside the feed-forward part and on attention's probabilities
   std::string activation =
       "relu";  ///< "relu", "gelu" (exact), or "swiglu", where linear1 has 2 hidden rows
-  bool norm_first = false;  ///< x + f(norm(x)) in place of norm(x + f(x))
+  bool norm_first = false;  ///< x + f(norm(x)) instead of norm(x + f(x))
   bool bias = true;
 };
 
@@ -89,7 +89,7 @@ struct TransformerFeedForward {
 };
 
 /// Self-attention and a feed-forward part, each added to the residual stream. Vaswani et al. 2017;
-/// torch.nn's module of that name, batch first. x [B, T, C] -> [B, T, C].
+/// torch.nn's module of the same name, batch first. x [B, T, C] -> [B, T, C].
 struct TransformerEncoderLayer {
   MultiHeadAttention self_attn;
   TransformerFeedForward feed_forward;
@@ -103,8 +103,8 @@ struct TransformerEncoderLayer {
   void visit(Visit& v);
 };
 
-/// An encoder layer with attention to a memory [B, S, C] between self-attention and feed-forward
-/// part.
+/// An encoder layer with attention to a memory [B, S, C] between self-attention and the
+/// feed-forward part.
 struct TransformerDecoderLayer {
   MultiHeadAttention self_attn, multihead_attn;
   TransformerFeedForward feed_forward;

@@ -31,9 +31,8 @@ struct ConvNetConfig {
               one_of(init_names()).fixed())
 };
 
-/// relu(shortcut(x) + norm2(conv2(relu(norm1(conv1(x)))))). x [B, in, H, W] ->
-/// [B, out, H / stride, W / stride], rounded up. The residual stream stays in float32 under
-/// autocast.
+/// Computes relu(shortcut(x) + norm2(conv2(relu(norm1(conv1(x)))))). x [B, in, H, W] -> [B, out, H
+/// / stride, W / stride], rounded up. The residual stream stays in float32 under autocast.
 struct BasicBlock {
   Conv2d conv1;
   BatchNorm2d norm1;

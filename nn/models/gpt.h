@@ -75,9 +75,9 @@ struct GPT {
   Variable features(const at::Tensor& ids_BT) const;
   /// Returns the head's weight [V, C], which is the token embedding's weight if weights are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
-  /// Returns the training FLOPs of a token by the usual formula 6 N + 12 L C T, with 4 in place of
-  /// 6 for frozen parameters. N is the number of parameters without position embeddings and an
-  /// untied token embedding. Kaplan et al. 2020; Chowdhery et al. 2022.
+  /// Returns the training FLOPs of a token by the usual formula 6 N + 12 L C T, with 4 instead of 6
+  /// for frozen parameters. N is the number of parameters without position embeddings and without
+  /// an untied token embedding. Kaplan et al. 2020; Chowdhery et al. 2022.
   double flops_per_unit() const;
   /// Returns the first conflict between keys of the config, if any.
   static std::optional<ConfigFault> check(const GPTConfig& config);

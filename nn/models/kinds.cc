@@ -115,7 +115,7 @@ std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind,
 
 namespace {
 
-/// Returns c tanh(logits / c) for a softcap c, or the logits without one.
+/// Returns c tanh(logits / c) for a softcap c. Without a softcap, returns the logits.
 Variable capped(const Variable& logits, double softcap) {
   if (softcap == 0) return logits;
   const Variable wide = logits.dtype() == at::kDouble ? logits : cast(logits, at::kFloat);
@@ -149,8 +149,8 @@ Variable head_cross_entropy(const Variable& x_, const Variable& weight, double s
     return cut == nullptr ? cross_entropy(logits, wanted, divisor)
                           : cross_entropy_of_tensor_ranks(logits, *cut, wanted, divisor);
   };
-  // With a divisor of 0, the loss divides by the number of targets of all rows, so it needs all
-  // rows together.
+  // With a divisor of 0, the loss divides by the number of targets of all rows, so it is computed
+  // for all rows together.
   if (divisor == 0 || x.size(0) == 0) return loss_of(x, targets);
 
   const int64_t step = logit_rows_per_chunk(weight);

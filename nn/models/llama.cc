@@ -39,7 +39,7 @@ Variable add_normed(const Variable& x, const std::optional<RMSNorm>& norm, const
   return x + drop((*norm)(branch(Variable())));
 }
 
-/// Returns the first fault in the keys of the blocks' rotary positions and windows, and of
+/// Returns the first fault in the keys that set the rotary positions and windows of blocks, or in
 /// qk_norm_over.
 std::optional<ConfigFault> check_patterns(const LlamaConfig& c) {
   for (const auto& [key, pattern] :
@@ -163,7 +163,7 @@ Variable Llama::operator()(const at::Tensor& ids_BT) const {
 }
 
 double Llama::flops_per_unit() const {
-  int64_t keys = 0;  // sum over all blocks
+  int64_t keys = 0;  // number of keys that a query sees, summed over all blocks
   for (int64_t i = 0; i < config.n_layer; ++i) {
     keys += config.has_window(i) ? std::min(config.sliding_window, config.block_size)
                                  : config.block_size;
@@ -193,7 +193,7 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
                            c.n_kv_head, "; change one of them")};
   }
 
-  // Rotary::frequencies() divides by the difference of the two factors.
+  // Rotary::frequencies() divides by the difference of these two keys, so they must differ.
   if (c.rope_scaling == "llama3" && c.rope_low_freq_factor >= c.rope_high_freq_factor) {
     return ConfigFault{
         {"rope_low_freq_factor", "rope_high_freq_factor"},

@@ -1,7 +1,7 @@
-// LLaMA and its relatives (Touvron et al. 2023; Llama 3, Mistral, Qwen 2 and 3, OLMo 2, SmolLM3,
-// Gemma 2 and 3 by their keys): RMS norm, rotary positions, fewer heads of keys and values than of
-// queries, SwiGLU, an output head that may share the token embedding's weight. Shapes: B batch, T
-// time, C channels, D channels of a head, V vocabulary.
+// LLaMA (Touvron et al. 2023) and its relatives, which config keys select: Llama 3, Mistral, Qwen 2
+// and 3, OLMo 2, SmolLM3, Gemma 2 and 3. These models have RMS norm, rotary positions, fewer heads
+// of keys and values than of queries, SwiGLU, an output head that may share the token embedding's
+// weight. Shapes: B batch, T time, C channels, D channels of a head, V vocabulary.
 #pragma once
 
 #include <cstdint>

@@ -17,29 +17,30 @@
 //   double logit_softcap() const
 //       if it returns c > 0, the output is c tanh(features W^T / c); default: 0, no cap
 //   double flops_per_unit() const
-//       training FLOPs of a token (language) or sample, for MFU; default: 6 N, 4 N for frozen
-//       parameters, where N excludes embeddings
+//       training FLOPs of a token (language) or sample, for MFU; default: 6 for each trained and 4
+//       for each frozen parameter, without embeddings
 //   config.block_size, config.vocab_size
 //       the model takes sequences of at most block_size tokens, each below vocab_size
 //   config.init
-//       the initial values of its weights (nn/init.h); default: kaiming
+//       the initial values of the module's weights (nn/init.h); default: kaiming
 //   static std::optional<ConfigFault> check(const Config&)
 //       checks conditions between keys
 //   static std::optional<Config> scale_down(const Config&)
 //       returns the next smaller version, for example by halve(), or nullopt if there is none;
-//       `lathe plan` measures that version in place of a model that is too large to measure.
+//       `lathe plan` measures that version instead of a model that is too large to measure.
 //       Default: each integer key is tried at half its value and at the divisors of its value
 //   static std::vector<LayerCut> layer_cuts(const Config&)
 //       how dist.tensor cuts the layers; without this member, dist.tensor must be 1
 //   static constexpr bool caches_keys = true
-//       its attention uses a KeyValueCache (nn/layers/cache.h), so that text is generated without
-//       computing known positions again
+//       the module's attention uses a KeyValueCache (nn/layers/cache.h), so that text is generated
+//       without computing known positions again
 //   static constexpr bool separates_documents = true
-//       it supports rows of several documents: SeparateDocuments (nn/layers/documents.h)
+//       the module supports rows of several documents: SeparateDocuments (nn/layers/documents.h)
 //   static constexpr bool divides_positions = true
-//       only its attention mixes positions, in CausalSelfAttention or GroupedQueryAttention, and it
-//       takes positions from token_positions() (nn/layers/documents.h). dist.context may then be
-//       above 1. If layer_cuts() cuts the attention, dist.sequence_parallel may be true
+//       only the module's attention mixes positions, in CausalSelfAttention or
+//       GroupedQueryAttention, and the module takes positions from token_positions()
+//       (nn/layers/documents.h). dist.context may then be above 1. If layer_cuts() cuts the
+//       attention, dist.sequence_parallel may be true
 #pragma once
 
 #include <concepts>
@@ -67,7 +68,7 @@ struct ModelSizes {
 
 /// Config keys whose values contradict each other, and the error message.
 struct ConfigFault {
-  std::vector<std::string> keys;  ///< names of the keys, without their section
+  std::vector<std::string> keys;  ///< names of the keys, without the name of their section
   std::string what;
 };
 
@@ -78,8 +79,8 @@ struct ConfigFault {
 struct LayerCut {
   std::string layers;
   int64_t dim = 0;
-  int64_t sections = 1;  ///< number of equal sections of the outputs, each of which is cut, such as
-                         ///< 3 of packed queries, keys and values
+  int64_t sections = 1;  ///< number of equal sections of the outputs, each of which is cut; 3 for
+                         ///< packed queries, keys and values
   /// Number of units, which the number of ranks must divide. 0: parts may differ by a row.
   int64_t units = 0;
   std::string unit{};  ///< name of the units, with the key: "heads (model.n_head)"
@@ -254,7 +255,7 @@ ModelKind model_kind(const char* name, const char* doc) {
     kind.scale_down = [](const AnyConfig& any) -> std::optional<AnyConfig> {
       const std::optional<Config> smaller = Module::scale_down(any.as<Config>());
       if (!smaller) return std::nullopt;
-      // Copy first: an AnyConfig also has the schema and type of its struct.
+      // Copy `any` first, since an AnyConfig also has the schema and type of its struct.
       AnyConfig scaled = any;
       *static_cast<Config*>(scaled.data()) = *smaller;
       return scaled;
@@ -295,15 +296,15 @@ const std::vector<ModelKind>& model_kinds();
 /// Adds a kind. Call this function before run_cli(). Throws Exit::internal if the name is taken, or
 /// if the config has a key "kind".
 void add_model_kind(ModelKind kind);
-/// Returns the kind of that name, or null if there is none.
+/// Returns the kind called `name`, or null if there is none.
 const ModelKind* find_model_kind(const std::string& name);
 
 /// Returns smaller versions of a kind's config: one list for each way to scale the config down, in
 /// the order in which to try them. If the kind has scale_down, there is one list with one version,
 /// or no list if the config can't be scaled down. Otherwise there is one list for each integer key,
-/// the key with the largest value first. In its versions, the key has half its value, or a divisor
-/// of its value. The versions pass the kind's check, but they are guesses: a model of such a config
-/// may be invalid or not smaller.
+/// the key with the largest value first. In the versions of a list, its key has half of the key's
+/// value, or a divisor of the value. The versions pass the kind's check, but they are guesses: a
+/// model of such a config may be invalid or not smaller.
 std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind, const AnyConfig& config);
 /// Halves a size, but not below `least`. If the size is at most `least`, returns false and leaves
 /// the size unchanged.

@@ -118,8 +118,8 @@ class Adam8bit final : public Method {
 
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
               bool cuda) const override {
-    // Copy the levels once. Otherwise each use of them on a GPU would copy them there, and wait for
-    // the copy.
+    // Copy the levels once. Otherwise each use of the levels on a GPU would copy the levels there,
+    // and wait for the copy.
     std::optional<std::array<Levels, 2>> levels;
     if (const auto device = device_of_tensors(cuda))
       levels = {Levels(/*with_sign=*/true, *device), Levels(/*with_sign=*/false, *device)};

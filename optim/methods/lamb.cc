@@ -70,7 +70,7 @@ class Lamb final : public Method {
   }
 
  private:
-  /// Does the same as update(), for one parameter and by ATen's ops.
+  /// Does the same as update() for one parameter, by ATen's ops.
   static void update_by_tensors(const SlotUpdate& slot, const UpdateRule& rule,
                                 StepControl* control, at::Device device) {
     const SlotTensors of(slot, rule, control, device);

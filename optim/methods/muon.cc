@@ -84,14 +84,14 @@ void newton_schulz(Workspace& workspace, int64_t steps) {
   }
 }
 
-/// Returns the FLOPs of newton_schulz on a matrix of that shape.
+/// Returns the FLOPs of newton_schulz() on a matrix with these numbers of rows and columns.
 double newton_schulz_flops(int64_t rows, int64_t columns, int64_t steps) {
   const auto n = static_cast<double>(std::min(rows, columns)),
              m = static_cast<double>(std::max(rows, columns));
   return static_cast<double>(steps) * (4 * n * n * m + 2 * n * n * n);
 }
 
-/// Muon: the direction of core/kernels/muon.h, made orthogonal by Newton-Schulz iterations. It
+/// Muon: the direction of core/kernels/muon.h, made orthogonal by Newton-Schulz iterations. Muon
 /// updates only hidden matrices (Role), and treats a filter as the matrix [out, product of the
 /// other sizes]. AdamW updates the other parameters. muon_scale "rms" is from Liu et al. 2025,
 /// "Muon is scalable for LLM training", and "spectral" from Jordan's original Muon.
@@ -174,7 +174,7 @@ class Muon final : public Method {
 
  private:
   /// Allocates the workspaces of the first `count` matrices at the same time, as the threads of a
-  /// real run do. A dry run does not run the threads' work.
+  /// real run do. A dry run needs this function because it does not run the threads' work.
   static void allocate_workspaces(const std::vector<SlotUpdate>& matrices, int64_t count) {
     std::vector<Workspace> all;
     for (int64_t i = 0; i < count; ++i)
@@ -227,8 +227,8 @@ class Muon final : public Method {
     args.grad = own.const_data_ptr();
     args.grad_type = wide ? Element::f64 : Element::f32;
 
-    // Weight decay is multiplied by lr_scale as well; the division keeps the decay rate independent
-    // of the update's length.
+    // Weight decay is multiplied by lr_scale as well. Divide it by the update's length, so that the
+    // decay rate does not depend on this length.
     args.weight_decay /= length;
     args.lr_scale *= length;
     update_elements({{.args = args, .sizes = slot.sizes, .whole = true}}, rule, control, false);

@@ -86,7 +86,7 @@ void SlotTensors::descend(const at::Tensor& direction, double weight_decay, doub
   const at::Tensor contiguous = direction.contiguous();
   args.grad = contiguous.const_data_ptr();
   args.grad_type = element_of(dtype_);
-  // Weight decay is multiplied by lr_scale as well, so divide its rate by `length`.
+  // Weight decay is multiplied by lr_scale as well, so divide the weight decay by `length`.
   args.lr_scale *= length;
   args.weight_decay = weight_decay / length;
 

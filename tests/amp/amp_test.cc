@@ -29,8 +29,8 @@ double number(const Json& j) {
   return j.is_string() ? std::stod(j.get<std::string>()) : j.get<double>();
 }
 
-/// Returns the number of steps of a recording of torch.amp.GradScaler
-/// (tests/oracles/grad_scaler/record.py) in which Lathe's results differ from the recording.
+/// Returns the number of steps in which Lathe's results differ from a recording of
+/// torch.amp.GradScaler (tests/oracles/grad_scaler/record.py).
 int differing_steps(const Json& recording, double backoff) {
   OptimConfig c;
   c.kind = "sgd";
@@ -75,7 +75,8 @@ TEST_CASE("GradScaler matches torch.amp.GradScaler step by step", "[amp]") {
   const Json file = parse_json(slurp(path), path, Exit::internal);
   CHECK(file["recordings"].size() == 5);
   for (const Json& r : file["recordings"]) CHECK(differing_steps(r, r["backoff"]) == 0);
-  CHECK(differing_steps(file["recordings"][0], 0.25) > 50);  // a wrong backoff is noticed
+  CHECK(differing_steps(file["recordings"][0], 0.25) > 50);  // the comparison notices a wrong
+                                                             // backoff
 }
 
 TEST_CASE("a scaler that resumes with a shorter growth interval can grow at the next step",
@@ -110,7 +111,8 @@ TEST_CASE("a loss scale at its minimum, or too many skips in a row, ends the run
     }
     return int64_t{0};
   };
-  // The scale is 8, 4 and 2 in the skipped steps, then 1 in the finite step 4 and in step 5.
+  // Counted from 1, steps 1 to 3 are skipped with the scales 8, 4 and 2. Step 4 is finite. Step 5
+  // overflows with the scale 1, which can't be lowered.
   CHECK(steps_to_end({.min_scale = 1, .max_skips = 100}, 8) == 5);
   CHECK(steps_to_end({.min_scale = 1e-30, .max_skips = 7}, 8) == 11);  // 7 skips after the finite
                                                                        // step 4
@@ -211,7 +213,7 @@ TEST_CASE("the cast cache casts a weight once per guard, keeps gradients, and fr
   }
 
   {
-    // Two backward passes inside one guard, as in gradient accumulation.
+    // Run two backward passes inside one guard, as in gradient accumulation.
     const Variable w = Variable::parameter(data.clone());
     const Autocast autocast(at::kBFloat16);
     backward(sum(linear(linear(x, w), w)));
@@ -253,7 +255,7 @@ TEST_CASE("fp8 matrix products do not depend on the number of threads", "[amp]")
     const at::Tensor t = torch::randn({rows, columns});
     return to_fp8(t, t.abs().max(), at::kFloat8_e4m3fn);
   };
-  // A matrix product with a small result and a long inner dimension, along which libraries divide
+  // This matrix product has a small result and a long inner dimension, along which libraries divide
   // the work among threads.
   const Fp8Tensor a = q(64, 4096, 1), b = q(48, 4096, 2);
   std::vector<at::Tensor> results;
@@ -275,10 +277,10 @@ TEST_CASE("delayed fp8 scaling uses the maxima of previous steps", "[amp]") {
   const auto largest = [&](float x) {
     return s.largest(Fp8Scaling::input, torch::tensor({x, -x / 2})).item<float>();
   };
-  CHECK(largest(3) == 3);  // without a history, the maximum of this tensor
+  CHECK(largest(3) == 3);  // without a history, the result is this tensor's maximum
   CHECK(largest(2) == 2);
   s.advance();
-  CHECK(largest(100) == 3);  // the maximum of the previous step
+  CHECK(largest(100) == 3);  // the result is the maximum of the previous step
   {
     const NoGrad evaluation;
     CHECK(largest(1000) == 3);
@@ -343,8 +345,8 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
   CHECK(c.moved == n);
   CHECK(c.lost == n);
 
-  // The spacing of float16 at 1.5 is 2^-10, so 2^-12 is lost there too. float32 keeps 2^-12, and
-  // its updates are not counted.
+  // The spacing of float16 at 1.5 is 2^-10, so 2^-12 is lost there too. float32 keeps 2^-12.
+  // Updates of float32 parameters are not counted.
   CHECK(after(at::kHalf, 1, 1, &c).eq(-1.5).all().item<bool>());
   CHECK(c.lost == n);
   CHECK(after(at::kFloat, 1, 1, &c).eq(-1.5 - 4 * 0x1p-12).all().item<bool>());
@@ -404,7 +406,7 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes bitwise exact
     INFO(whole.err);
     REQUIRE(whole.code == 0);
 
-    // The same run in three parts, of which a time limit ends the first two.
+    // Repeat the run in three parts. A time limit ends the first two parts.
     const std::string parts = name + "-parts";
     REQUIRE(lathe_in(f, command(parts, "--train.max_time=0.01")).code == 75);
     REQUIRE(lathe_in(f, command(parts, "--train.max_time=0.4")).code % 75 == 0);
@@ -414,8 +416,8 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes bitwise exact
     const auto lines = metrics_of(f / name);
     const double loss = lines.back()["val_loss"];
     if (name == "fp32") wide = loss;
-    // With the moving scale, some updates are skipped, so that run trains less. The other runs
-    // differ only by rounding.
+    // In the run "moving", some updates are skipped, so this run trains less. The other runs differ
+    // only by rounding.
     CHECK(loss == Approx(wide).epsilon(name == "moving"                     ? 0.3
                                        : name == "fp8" || name == "delayed" ? 0.01
                                                                             : 0.005));

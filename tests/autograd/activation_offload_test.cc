@@ -131,9 +131,9 @@ TEST_CASE("memory holds a window of the activations, forward and backward",
     CHECK(at::equal(grad(y, {x})[0].data(), plain));
     const int64_t peak = memory_stats().peak[static_cast<size_t>(Memory::activations)];
     CHECK(peak - before <= (most + 6) * each);
-    // All tensors are written and read, except those that are still in memory. These are not read,
-    // and some of them were never written. How many tensors are still in memory depends on the
-    // disk's speed.
+    // All tensors are written and read, except the tensors that are still in memory. The latter are
+    // not read, and some of them were never written. How many tensors are still in memory depends
+    // on the disk's speed.
     const int64_t transferred = offload.times().bytes / each;
     CHECK(transferred >= 2 * (n - most - 6));
     CHECK(transferred <= 2 * n + 2);
@@ -158,7 +158,7 @@ TEST_CASE("tensors that share memory are written once, and come back with their 
   DiskOffloader offload(f.path(), 0, 1);
   CHECK(at::equal(gradient(&offload), gradient(nullptr)));
 
-  // A transposed tensor that sin() saves.
+  // Test the strides of a transposed tensor that sin() saves.
   std::vector<std::vector<int64_t>> strides;
   {
     const OffloadActivations guard(offload);
@@ -198,7 +198,8 @@ TEST_CASE("recomputed parts keep their inputs on the disk", "[activation_offload
   const Variable y = model(x);
   CHECK(activation_bytes() - before <= 5 * each);
   CHECK(at::equal(grad(y, {x})[0].data(), plain));
-  // An in-place change of an input is still noticed if the input was in memory at that time.
+  // An in-place change of an input is still noticed if the input is in memory at the time of the
+  // change.
   const Variable h = x * 1.0, z = recompute(block, h);
   h.data().add_(1);
   CHECK_THAT(error_of([&] { grad(sum(z), {x}); }),
@@ -213,14 +214,14 @@ TEST_CASE("graphs may be retained, run backward again, freed, or never run backw
   DiskOffloader offload(f.path(), 0);
   const OffloadActivations guard(offload);
   const Variable kept = sum(long_chain(x, 10));
-  for (int i = 0; i < 5; ++i) sum(long_chain(x, 10));  // graphs that never run backward
+  for (int i = 0; i < 5; ++i) sum(long_chain(x, 10));  // these graphs never run backward
   const auto gradient = [&](bool retain) { return grad(kept, {x}, {}, false, retain)[0].data(); };
   const at::Tensor first = gradient(true), second = gradient(true), third = gradient(false);
   CHECK(at::equal(first, second));
   CHECK(at::equal(first, third));
 
-  // The file space of freed graphs is reused, even while a graph stays alive whose space is earlier
-  // in the file.
+  // The file space of freed graphs is reused, even while another graph is alive and holds an
+  // earlier part of the file.
   const Variable stays = sum(long_chain(x, 10));
   const int64_t bytes = offload.file_bytes();
   for (int i = 0; i < 400; ++i) grad(sum(long_chain(x, 10)), {x});

@@ -80,7 +80,7 @@ TEST_CASE("errors of a second backward and of a changed saved tensor name the op
                                                       ContainsSubstring("float64[2]") &&
                                                       ContainsSubstring("in place"));
   const Variable u = mul(x, x);
-  x.data().view(-1).slice(0, 0, 1).add_(1);  // through a view
+  x.data().view(-1).slice(0, 0, 1).add_(1);  // changes x through a view
   CHECK_THAT(error_of([&] { backward(sum(u)); }),
              ContainsSubstring("mul: ") && ContainsSubstring("in place"));
 
@@ -320,7 +320,7 @@ TEST_CASE("sizes that do not fit are errors, and empty inputs are not", "[backwa
   CHECK_THAT(error_of([&] { layer_norm(t({2, 0}), {}, {}); }),
              ContainsSubstring("layer_norm(float32[2,0])") && ContainsSubstring("last dim"));
 
-  // Attention with no positions, and with no samples.
+  // Test attention without positions, and without samples.
   for (const std::vector<int64_t>& shape :
        std::vector<std::vector<int64_t>>{{1, 0, 12}, {0, 3, 12}}) {
     const Variable x = t(shape), y = attention(x, 2);
@@ -333,7 +333,7 @@ TEST_CASE("sizes that do not fit are errors, and empty inputs are not", "[backwa
   backward(sum(y));
   CHECK(y.sizes() == empty.sizes());
 
-  // Linear layers with no input features, and with no output features.
+  // Test linear layers without input features, and without output features.
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{0, 4}, {4, 0}}) {
     const Variable x = t({2, 3, in}), w = t({out, in}), b = t({out});
     const Variable z = linear(x, w, b);
@@ -344,7 +344,7 @@ TEST_CASE("sizes that do not fit are errors, and empty inputs are not", "[backwa
     CHECK(w.grad().sizes() == w.sizes());
     CHECK(b.grad().sum().item<double>() == 6.0 * static_cast<double>(out));
   }
-  // With features, the same call has a sum that is not zero.
+  // With features, the sum of the result is not zero.
   CHECK(linear(t({2, 3, 5}), t({4, 5}), t({4})).data().sum().item<double>() == 144);
 }
 

@@ -108,7 +108,7 @@ TEST_CASE("stochastic rounding is the same on any number of threads, and keeps i
   const auto trained = [](int n) {
     at::set_num_threads(n);
     const Variable w = Variable::parameter(
-        torch::ones({40001}).to(at::kBFloat16));  // threads' ranges begin inside blocks
+        torch::ones({40001}).to(at::kBFloat16));  // threads' ranges begin inside Philox blocks
     Optimizer optimizer(OptimConfig{}, {{.path = "w", .parameter = w, .role = Role::bias}}, 3);
     for (int i = 0; i < 4; ++i) {
       w.leaf().grad = torch::ones({40001});

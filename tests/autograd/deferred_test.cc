@@ -94,7 +94,7 @@ class RandomGraph {
     return all[draw(all.size())];
   }
   Variable any() { return pool_[draw(2) == 0 ? draw(pool_.size()) : pool_.size() - 1]; }
-  /// A value of the common shape.
+  /// Returns a value of the shape [rows_, columns_].
   Variable full() {
     const Variable v = any();
     return v.sizes() == at::IntArrayRef({rows_, columns_}) ? v : v * leaves_[0];
@@ -114,7 +114,7 @@ class RandomGraph {
             matmul(wide(full()), transpose(wide(full()), 0, 1)).index({Slice{}, Slice{0, 1}}) *
             full());
       case 1: {
-        // Means of rows, which are read here and used by later ops.
+        // Adds values that use means of rows. Sometimes, the means are also read here.
         const Variable m = mean(wide(full()), 1, true);
         if (draw(3) == 0) result_.tensors.push_back(m.data().clone());
         if (draw(3) == 0) add(full() * m);
@@ -167,8 +167,8 @@ class RandomGraph {
 
       case 11: {
         const Variable x = full();
-        // x is used twice in one fused op and once in another. The order in which their gradients
-        // are added must not change.
+        // x is used twice in one fused op and once in another. The order in which the gradients of
+        // these uses are added must not change.
         const Variable a = x * 1.1, b = exp(x * -0.1);
         const Variable c = a * x;
         add(b);
@@ -305,7 +305,7 @@ TEST_CASE("results without a handle are fused into later ops and not stored", "[
     return std::pair(total() - before, fused_ops(y));
   };
   constexpr int64_t bytes = 32 * 16 * 4;
-  // Stored are the result, and the result of sigmoid(), which backward needs.
+  // Only the result, and the result of sigmoid(), which backward needs, are stored.
   CHECK(used([&] { return run(true, [&] { return six_ops(x, w, b); }); }) ==
         std::pair(2 * bytes, 1));
 
@@ -392,7 +392,7 @@ TEST_CASE("second derivatives go through deferred ops", "[deferred]") {
                    b = Variable::parameter(torch::ones({7}) * 0.1);
     int calls = 0;
     const Variable loss = run(is_deferred, [&] {
-      // z is computed by a separate op, whose second derivative flows through its result.
+      // z is computed by a separate op, whose second derivative flows through z.
       const Variable y = tanh(six_ops(x, w, b).detach() * 0.1 + x), z = exp(y);
       z.register_hook([&](const at::Tensor&) {
         ++calls;

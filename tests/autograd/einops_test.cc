@@ -74,8 +74,8 @@ struct Recorded {
     if (function == "repeat") return repeat(x[0], pattern, sizes);
     return function == "einsum" ? einsum(pattern, x) : einsum(x, pattern);
   }
-  /// Returns how a result differs from the recorded one, or "". The tolerance allows for sums of up
-  /// to 3000 products in float64, recorded with 12 digits.
+  /// Returns how a result differs from the recorded result, or "". The tolerance allows for sums of
+  /// up to 3000 products in float64, recorded with 12 digits.
   std::string differs(const at::Tensor& y) const {
     if (y.sizes() != at::IntArrayRef(result)) return "its shape";
     const at::Tensor flat = y.reshape({-1}), i = torch::arange(flat.numel(), at::kDouble);
@@ -222,7 +222,7 @@ TEST_CASE("einsum takes the cheapest order of products", "[einops]") {
     CHECK(einsum_plan(equation + "->" + out, shapes).multiplications == least(in, out, sizes));
   }
 
-  // Beyond 10 operands, the plan is made pair by pair.
+  // With more than 10 operands, the plan takes the cheapest remaining pair at each step.
   std::vector<std::vector<int64_t>> chain(12, {2, 2});
   const auto many = einsum_plan("ab,bc,cd,de,ef,fg,gh,hi,ij,jk,kl,lm->am", chain);
   CHECK(many.steps.size() == 11);
@@ -287,7 +287,7 @@ TEST_CASE("the error of a wrong pattern names the pattern, the axis and the size
                                           ContainsSubstring("axis 3") &&
                                           ContainsSubstring("no name"));
 
-  // Patterns that do not fit the shape.
+  // Test patterns that do not fit the shape.
   CHECK_THAT(refusal("b t -> t b"),
              ContainsSubstring(of_x("b t -> t b")) && ContainsSubstring("2 dims"));
   CHECK_THAT(refusal("a b c d ... -> a b c d ..."),

@@ -28,8 +28,8 @@ TEST_CASE("a parameter's gradient is complete before anything earlier in the gra
     p.register_post_accumulate_grad_hook([&order, name](Leaf&) { order.push_back(name); });
     return p;
   };
-  // The parameters are created before all nodes, so if only age counted, the parameters would come
-  // last.
+  // The parameters are created before all nodes. If the engine's order depended only on age, the
+  // parameters would come last.
   const Variable first = parameter("first"), twice = parameter("twice"), third = parameter("third");
   const auto named = [&](const Variable& v, const std::string& name) {
     v.register_hook([&order, name](const at::Tensor&) {
@@ -40,11 +40,12 @@ TEST_CASE("a parameter's gradient is complete before anything earlier in the gra
   };
   const Variable a = named(first * 2.0, "a"), b = named(a * twice, "b"), c = named(b * twice, "c");
   backward(named(c * third, "root"));
-  // `twice` waits for b, its last consumer, and is finished before a runs.
+  // The gradient of `twice` waits for b, its last consumer, and is complete before a runs.
   CHECK(order == std::vector<std::string>{"root", "third", "c", "b", "twice", "a", "first"});
 }
 
-/// A small model with tied weights: embedding, linear layer, head with the table of the embedding.
+/// A small model with tied weights: an embedding, a linear layer, and a head that uses the
+/// embedding's table.
 struct Tied {
   Variable table, weight, bias;
   explicit Tied(at::ScalarType dtype) {
@@ -101,7 +102,8 @@ TEST_CASE(
       }
 
       for (size_t i = 0; i < 3; ++i) {
-        // grad() calls the hook too, so each micro-batch after the first hooked one appears twice.
+        // grad() calls the hook too, so each micro-batch after the first hooked micro-batch appears
+        // twice.
         INFO(dtype_name(dtype) << ", hooks from micro-batch " << hooked_from << ", parameter "
                                << i);
         REQUIRE(copies[i].size() == static_cast<size_t>(2 * (3 - hooked_from) - 1));
@@ -121,7 +123,7 @@ TEST_CASE(
 TEST_CASE("tied maxima share the gradient equally along each dim", "[engine_guarantees]") {
   for (const int64_t dim : {0, 1, 2, -1}) {
     for (const bool keepdim : {false, true}) {
-      for (const int64_t ties : {1, 2, 3, 4}) {  // 4: all
+      for (const int64_t ties : {1, 2, 3, 4}) {  // 4: all elements are tied
         const at::Tensor x = torch::rand({4, 4, 4}, at::kDouble);
         const int64_t first = ties == 4 ? 0 : 4 - ties;
         x.narrow(dim, first, ties).fill_(2);

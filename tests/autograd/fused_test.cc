@@ -384,7 +384,7 @@ TEST_CASE("a function that can't be fused runs as without fused()", "[fused]") {
     CHECK(has_bits_of(gradients[0], gradients[1]));
   }
 
-  // An error of the function is thrown as without fused().
+  // If the function throws an error, fused() throws the same error.
   CHECK_THROWS_AS(fused([&](const Variable& v) { return matmul(v, v) + 1.0; }, x), Error);
 
   // Fill values beyond the dtype's range are errors; infinity is not.

@@ -42,8 +42,8 @@ TEST_CASE("gradcheck finds one wrong element and names it", "[gradcheck]") {
   };
   CHECK_THAT(gradcheck_error(doubled), ContainsSubstring("gradcheck: input 1, element [1,2]"));
   CHECK_THAT(gradcheck_error(doubled, 1e-9),
-             ContainsSubstring("gradcheck: input 1, element [1,2]"));  // even if all gradients are
-                                                                       // tiny
+             ContainsSubstring("gradcheck: input 1, element [1,2]"));  // found even if all
+                                                                       // gradients are tiny
   CHECK(gradcheck_error([](const at::Tensor& g) { return g; }, 1e-9) == "");
   CHECK_THAT(gradcheck_error([](const at::Tensor& g) { return g * NAN; }),
              ContainsSubstring("input 1, element [0,0]") && ContainsSubstring("nan"));
@@ -55,7 +55,7 @@ TEST_CASE("gradcheck refuses functions that it can't check, and changes no input
   const Variable x = randn({40}, 1);
   const at::Tensor before = x.data().clone();
   gradcheck([](const Variable& v) { return exp(v) / (1.0 + v * v); }, x);
-  gradcheck([](const Variable& v) { return sum(v); }, x);  // the gradient is an expanded number
+  gradcheck([](const Variable& v) { return sum(v); }, x);  // the gradient is an expanded scalar
   CHECK(x.data().equal(before));
 
   CHECK_THAT(error_of([&] { gradcheck([](const Variable& v) { return cast(v, at::kFloat); }, x); }),
@@ -79,14 +79,13 @@ TEST_CASE("gradcheck refuses functions that it can't check, and changes no input
       error_of([&] { gradcheck([](const Variable& v) { return v; }, full({2}, 1, at::kLong)); }),
       ContainsSubstring("gradcheck: ") && ContainsSubstring("floating-point"));
 
-  // The gradient itself is the function, so this checks second derivatives.
+  // The function under test is itself a gradient, so this call checks second derivatives.
   gradcheck(
       [](const Variable& v) { return grad(sum(exp(v) * v), {v}, {}, /*create_graph=*/true)[0]; },
       x);
 }
 
-/// A small network through fused ops: layer norm, a linear layer with GELU, attention, RMS norm,
-/// SwiGLU.
+/// A small network of fused ops: layer norm, a linear layer with GELU, attention, RMS norm, SwiGLU.
 Variable network(const std::vector<Variable>& v) {
   Variable h = layer_norm(v[0], v[1], v[2]);
   h = linear_gelu(h, v[3], v[4]);

@@ -53,7 +53,7 @@ at::Tensor atens_e4m3(const at::Tensor& t) {
 }
 
 TEST_CASE("e4m3 rounds as ATen's conversion does", "[packing]") {
-  // First 256 fractions of each exponent from -20 to 19, with both signs. Then multiples of the
+  // Test 256 fractions of each exponent from -20 to 19, with both signs. Then test multiples of the
   // spacing, and of half the spacing, which are ties.
   for (int exponent = -20; exponent < 20; ++exponent) {
     const at::Tensor fraction = torch::arange(256, at::kFloat) / 256 + 1;
@@ -155,7 +155,7 @@ TEST_CASE("ops that divide by or compare their saved tensors have exact gradient
       {"prod", [](const Variable& v) { return prod(v, 1); }},
       {"cumprod", [](const Variable& v) { return cumprod(v, 1); }},
       {"std", [](const Variable& v) { return lathe::std(v, at::IntArrayRef({1})); }},
-      // Losses, most of which are composed of other ops.
+      // The following functions are losses, most of which are composed of other ops.
       {"l1_loss", [&](const Variable& v) { return l1_loss(v, c, Reduction::mean); }},
       {"smooth_l1_loss",
        [&](const Variable& v) { return smooth_l1_loss(v, c, Reduction::mean, 1); }},
@@ -334,7 +334,7 @@ TEST_CASE("packing frees the activations, and packs a tensor that two ops save o
     backward(y);
     return kept;
   };
-  constexpr int64_t elements = 64 * 1024, total = 4;  // the sum itself
+  constexpr int64_t elements = 64 * 1024, total = 4;  // bytes of the sum
   CHECK(kept_by(std::nullopt) == 4 * elements + total);
   CHECK(kept_by(Packing::bf16) == 2 * elements + total);
   CHECK(kept_by(Packing::fp8) == elements + 64 * 4 + total);

@@ -164,7 +164,7 @@ class Fuzz {
         return v.ours.sizes() == w.ours.sizes() ? sum_of(v, w) : sum_of(a, b);
       }
       case 2: return sum_of(a, of(sizes_of(a)));
-      case 3: {  // broadcast
+      case 3: {  // b is broadcast
         const Pair b = dims > 0 ? of({a.ours.size(-1)}) : of({});
         return {sub(a.ours, b.ours), a.theirs - b.theirs, str("sub(", a.text, ", ", b.text, ")")};
       }

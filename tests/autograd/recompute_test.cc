@@ -49,7 +49,7 @@ TEST_CASE("a recomputed function keeps no saved tensors until backward reaches i
     return kept;
   };
   const auto plain = held(false), less = held(true);
-  CHECK(less == 64 * 64 * 4);  // the result
+  CHECK(less == 64 * 64 * 4);  // only the result is kept
   CHECK(plain ==
         2 * less);  // the exponential is also kept; other saved tensors are inputs or the result
 }
@@ -94,7 +94,7 @@ TEST_CASE(
   const Variable y = recompute(
       [&inside](const Variable& v) {
         const Variable h = exp(v);
-        if (!inside.defined()) inside = h;  // from the first run
+        if (!inside.defined()) inside = h;  // keeps the value of the first run
         return h * h;
       },
       x);
@@ -143,7 +143,7 @@ TEST_CASE("recomputation refuses a function that runs other ops, and inputs that
                                                       ContainsSubstring("(float32[5])") &&
                                                       ContainsSubstring("in place"));
 
-  // Ids that an op keeps, as in a reused buffer of batches.
+  // Change ids that an op keeps, as a reused buffer of batches does.
   const Variable table = Variable::parameter(torch::randn({4, 3}));
   const at::Tensor ids = torch::tensor({0, 1});
   const Variable rows = recompute([ids](const Variable& t) { return embedding(ids, t); }, table);
@@ -168,7 +168,7 @@ TEST_CASE(
   y = {};
 }
 
-/// Runs forward and backward of a micro-batch as the trainer does, and returns the loss.
+/// Runs forward and backward of a micro-batch in the same way as the trainer, and returns the loss.
 template <class F>
 at::Tensor run_micro_batch(F&& loss_of, at::ScalarType dtype, const StepRandom& random) {
   const TrainingStep step(random);
@@ -236,7 +236,7 @@ void trains_the_same(const std::string& what, Make&& make, Loss&& loss,
         for (size_t i = 0; i < plain.size(); ++i) different += plain[i].equal(again[i]) ? 0 : 1;
         CHECK(different == 0);
       }
-      if (dtype == at::kFloat) break;  // no copies
+      if (dtype == at::kFloat) break;  // float32 has no working copies
     }
   }
 }
@@ -314,7 +314,8 @@ TEST_CASE("a recomputed function can't differentiate through its own ops", "[rec
   CHECK_THAT(error_of([&] { recompute_selectively(selection, gradient, x); }),
              ContainsSubstring("recompute: ") && ContainsSubstring("grad()"));
 
-  // A graph from outside may be differentiated. Without recomputation, so may the function's ops.
+  // The function may differentiate a graph from outside. Without recomputation, it may also
+  // differentiate through its own ops.
   const Variable y = sum(x * x);
   const auto outside = [&](const Variable& v) { return v * grad(y, {x}, {}, false, true)[0]; };
   const Variable z = recompute(outside, x);

@@ -1,5 +1,5 @@
-// Tests that sums and means of rows, and softmax, become parts of fused ops, whose results are
-// bitwise equal to those of the ops run one by one.
+// Tests that sums and means of rows, and softmax, become parts of fused ops. The results of fused
+// ops are bitwise equal to the results of the ops run one by one.
 #include <cmath>
 #include <functional>
 
@@ -81,7 +81,7 @@ TEST_CASE("functions of rows become one op with bitwise the same results",
          return w * centered / sqrt(mean(centered * centered, {-1}, true) + 0.1);
        },
        8},
-      // Functions of ATen whose gradient is one value per row.
+      // These entries have functions of ATen whose gradient is one value per row.
       {"a mean of the exact gelu",
        [](const Variable& x, const Variable& w) {
          const Variable shift = w * 2.0;
@@ -192,7 +192,7 @@ TEST_CASE("functions of rows that a fused op can't contain run as without fusion
     return ours.count.ops;
   };
   CHECK(fused_ops(norm_by_hand, 6, 40) == 8);
-  // Threads divide the elements of ATen's functions within a row.
+  // An ATen function is not fused if ATen's threads divide its elements within a row.
   const RowFunction with_sigmoid = [](const Variable& x, const Variable& w) {
     return sigmoid(norm_by_hand(x, w));
   };
@@ -213,7 +213,8 @@ TEST_CASE("functions of rows that a fused op can't contain run as without fusion
     return (h - mean(h, {-1}, true)) * w;
   };
   CHECK(fused_ops(low, 6, 40) < 4);
-  // gelu() of values per row is not fused, since ATen divides them among threads in another way.
+  // gelu() of one value per row is not fused, since ATen divides these values among threads in
+  // another way.
   const RowFunction gelu_per_row = [](const Variable& x, const Variable& w) {
     return gelu(sum(x * w, {-1}, true) * 0.1, Gelu::exact) * 2.0 + x;
   };

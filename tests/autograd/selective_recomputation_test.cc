@@ -1,5 +1,6 @@
 // Tests of selective recomputation: the results with the most FLOPs per byte are kept, other
-// results are recomputed, and gradients are bitwise equal to those without recomputation.
+// results are recomputed, and gradients are bitwise equal to gradients without recomputation. A
+// part is the function that recompute_selectively() runs.
 #include "autograd/create.h"
 #include "autograd/engine.h"
 #include "autograd/op.h"
@@ -30,7 +31,8 @@ struct CountedProduct {
     if (has_inside) twice = y * 2;
     return y;
   }
-  // da = dy b^T, db = a^T dy. Also checks that the intermediate has its value of the forward pass.
+  // da = dy b^T, db = a^T dy. Also checks that the intermediate has the same value as in the
+  // forward pass.
   Grads<2> backward(const at::Tensor& dy, Needs<2>) const {
     if (has_inside) CHECK(twice.data().equal(a.data().matmul(b.data()) * 2));
     return {dy.matmul(b.data().t()), a.data().t().matmul(dy)};
@@ -127,7 +129,7 @@ TEST_CASE("the matrix products with the most FLOPs per byte are kept, within the
   CHECK(runs_of({.share = 0.15}) == 3);
   CHECK(runs_of({.share = 1}) == 2);
 
-  // Bytes that earlier parts did not use can be used.
+  // A part also uses the bytes that earlier parts left unused (Selection::spare).
   CHECK(runs_of({.share = 0, .spare = 2 * 64 * 8 * 4}) == 3);
   CHECK(runs_of({.share = 0, .spare = 2 * 64 * 8 * 4 - 1}) == 4);
 }
@@ -136,7 +138,8 @@ TEST_CASE("any op can be kept, and gradients stay bitwise equal to those without
           "[selective_recomputation]") {
   int64_t compared = 0;
   for (const test::OpCase& row : test::op_table()) {
-    // The row runs a backward pass within the part, which would recompute the part too early.
+    // Skip this row. It runs a backward pass within the part, which would recompute the part too
+    // early.
     if (row.op == "interpolate_backward") continue;
     for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
       INFO(row.op << " (" << row.label << ") in " << c10::toString(dtype));

@@ -53,8 +53,8 @@ std::vector<at::Tensor> results_of(const std::function<Variable(const Variables&
   return all;
 }
 
-/// Returns the numbers of threads with which the results are not bitwise equal to those of one
-/// thread.
+/// Returns the numbers of threads with which the results are not bitwise equal to the results of
+/// one thread.
 std::vector<int> differing_thread_counts(const std::function<Variable(const Variables&)>& f,
                                          const Variables& inputs) {
   const Threads restored;

@@ -25,8 +25,8 @@ std::string text_of(const Variable& v) {
   return out.str();
 }
 
-/// Compares the result and the gradients of `ours`, for a, b and a constant tensor, with those of
-/// `theirs` in LibTorch.
+/// Calls `ours`, and `theirs` in LibTorch, with a, b and a constant tensor. Compares the results
+/// and the gradients.
 template <class Ours, class Theirs>
 void agrees(Ours&& ours, Theirs&& theirs) {
   const at::Tensor a = torch::linspace(0.5, 2, 6, at::kDouble).view({2, 3}),
@@ -100,7 +100,7 @@ TEST_CASE(
   CHECK(other.data().equal(torch::tensor({10.f, 2.f, 4.f, 6.f, 8.f, 10.f})));
   CHECK(view.data().equal(torch::tensor({4.f, 6.f})));
 
-  // The graph of y saved w, which is changed before the backward pass.
+  // The graph of y has saved w, and w is changed before the backward pass.
   Variable w = param({3});
   const Variable y = sum(w * w);
   {
@@ -113,7 +113,7 @@ TEST_CASE(
              ContainsSubstring("mul: ") && ContainsSubstring("in place"));
   sum(w).backward();  // a new graph uses the new values without an error
 
-  // Arithmetic that would replace a parameter or change a temporary is an error.
+  // Arithmetic that would replace a parameter, or change a temporary Variable, is an error.
   CHECK_THAT(error_of([&] { w += 1; }),
              ContainsSubstring("parameter") && ContainsSubstring("NoGrad"));
   CHECK_THAT(error_of([&] { exp(w)[0] += 1; }), ContainsSubstring("part of float64[]"));
@@ -261,7 +261,7 @@ TEST_CASE("a frozen parameter gets no gradient, and can be trained again", "[var
   w.requires_grad_(false);
   CHECK(!other.requires_grad());
   CHECK(!is_trained(other));
-  early.backward();  // recorded before w was frozen
+  early.backward();  // this graph was recorded before w was frozen
   CHECK(!w.grad().defined());
   CHECK(v.grad().defined());
 
@@ -273,7 +273,7 @@ TEST_CASE("a frozen parameter gets no gradient, and can be trained again", "[var
   w.requires_grad_(true);
   sum(w * v).backward();
   CHECK(w.grad().equal(v.data()));
-  w.requires_grad_(false);  // its gradient is dropped, so that no optimizer uses it
+  w.requires_grad_(false);  // drops w's gradient, so that no optimizer uses it
   CHECK(!w.grad().defined());
 
   // The result of an op is not a parameter, so it cannot be frozen.
@@ -358,12 +358,12 @@ TEST_CASE("hooks can be removed, even by themselves and after their graph is gon
   CHECK(finished == 1);
   CHECK(x.grad().eq(2).all().item<bool>());
 
-  // `own` removed itself during that pass.
+  // `own` removed itself during the previous pass.
   sum(x * 1.0).backward();
   CHECK(seen == 12);
   CHECK(finished == 2);
 
-  // Removing again, after the graph is gone, or without a hook is allowed.
+  // A handle may be removed a second time, after the graph is gone, or without a hook.
   first.remove();
   first.remove();
   last.remove();

@@ -4,9 +4,9 @@
 usage: forecast.py [--lathe build/lathe] [--text FILE] [--csv FILE] [--only N ...] [--write]
 
 --text: any text, for token models. --csv: a file with 64 numbers and a class per line, for the
-other models. Both are generated if they are not given. Errors are (forecast - measured) / measured,
-for peak resident memory and the time of a step. Exits with 1 if a config's memory is off by more
-than 5% or its time by more than 15%.
+other models. If a file is not given, it is generated. The table has the errors (forecast -
+measured) / measured of the peak resident memory and of the time of a step. Exits with 1 if a
+config's memory is off by more than 5% or its time by more than 15%.
 """
 import argparse
 import json

@@ -9,12 +9,12 @@ DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. The tables ar
   speed   GPT-2 124M, with other kernels or another dtype in each row
   sizes   the memory that `lathe plan` forecasts for each model, and the largest model that fits
           into each limit
-  llama   the same for models of the kind llama
-  walk    Two models, with 355 million and 1.5 billion parameters. Each is trained in memory, and
-          again with optimizer state (1.5 billion: also parameters) on the disk, in a control group
-          of 3 or 8 GB, where the run is killed and resumed. Equal SHA-256 sums of the last weights
-          show that both runs are bitwise equal. Needs root, 20 GB of free memory and 50 GB of
-          disk.
+  llama   the same as in sizes, for models of the kind llama
+  walk    the memory and speed of two models with 355 million and 1.5 billion parameters. Each is
+          trained in memory, and again with its optimizer state on the disk (and the parameters of
+          the larger model). The second run has a memory limit of 3 or 8 GB, and is killed and
+          resumed. Equal SHA-256 sums of the last weights show that both runs are bitwise equal.
+          Needs root, 20 GB of free memory and 50 GB of disk.
 
 --peer: a Python with PyTorch, for PyTorch's columns.
 """
@@ -56,8 +56,8 @@ BLOCKS = {"memory.recompute": "blocks"}
 SMALLEST = {**CASTS, **IN_BACKWARD, **BLOCKS}
 DISK = {"memory.offload": "optimizer"}
 ALL_ON_DISK = {"memory.offload": "optimizer+parameters"}
-# Name, config keys of Lathe, and the arguments of torch_gpt.py, or None if PyTorch lacks the
-# technique.
+# Each row has a name, the config keys of Lathe, and the arguments of torch_gpt.py, or None if
+# PyTorch lacks the technique.
 MEMORY = [
     ("fp32", {"amp.dtype": "fp32"}, "--dtype fp32"),
     ("bf16, fp32 master weights", BF16, "--dtype bf16"),
@@ -74,7 +74,7 @@ MEMORY = [
     ("activations on disk", {**BF16, "memory.offload": "activations"}, None),
     ("casts, blocks, in backward, on disk", {**SMALLEST, **DISK}, None),
 ]
-FIT = [  # name and keys of the rows of the tables sizes and llama
+FIT = [  # the rows of the tables sizes and llama: name, keys
     ("bf16, fp32 master weights", BF16),
     ("and recomputation of blocks", {**BF16, **BLOCKS}),
     ("and weights cast at each use", {**CASTS, **BLOCKS}),
@@ -224,7 +224,8 @@ def fit_row(name, need):
 
 
 def fit_rows(models, needed):
-    """Returns a table with a row for each technique of FIT. needed(model, keys): its GB."""
+    """Returns a table with a row for each technique of FIT. needed(model, keys) returns the GB of a
+    model."""
     rows = ["| GB of memory | " + " | ".join(models) + " | " + " | ".join(f"in {n} GB" for n in LIMITS) + " |",
             "|---" * (1 + len(models) + len(LIMITS)) + "|"]
     return rows + [fit_row(name, {model: needed(model, keys) for model in models}) for name, keys in FIT]

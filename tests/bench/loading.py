@@ -2,10 +2,10 @@
 """Measures the peak memory of loading and saving: loading.py LATHE [--width N] [--layers N]
 
 Runs each command that loads or saves a model of about 100 MB, and the same command on a tiny model.
-Prints three numbers: the difference of the two peaks of resident memory, the memory that the
-command must keep while it runs (weights, and in training also gradients and optimizer state), and
-the first number minus the second. The goal for the last number is at most the size of one tensor
-plus 64 MiB.
+Prints three numbers. The first is the difference between the two peaks of resident memory. The
+second is the memory that the command must keep while it runs: the weights, and in training also the
+gradients and the optimizer state. The third is the first minus the second; its goal is at most the
+size of one tensor plus 64 MiB.
 """
 import argparse
 import subprocess
@@ -42,7 +42,8 @@ def weight_bytes(folder):
 
 
 def peaks_of(lathe, folder, layers, width):
-    """Returns the peak MiB of each command on a model of this size, and its bytes of weights."""
+    """Returns the peak MiB of each command on a model of this size, and the bytes of the model's
+    weights."""
     folder.mkdir()
     (folder / "model.toml").write_text(CONFIG.format(layers=layers, width=width))
 

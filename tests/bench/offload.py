@@ -5,10 +5,10 @@ usage: offload.py LATHE [--folder DIR] [--steps N] [--tokens N] [--limit MiB ...
 
 Trains GPT-2 124M (fp32, one sequence per step) with memory.offload off and on, each with updates
 after and during the backward pass. Prints the milliseconds of a step, the peak resident memory, and
-how much of the transfer was hidden behind computation. Measures the rate of the disk
-before and after, without the page cache. With --limit, repeats the runs with offload in a control
-group (version 1) with that many MiB, in which the page cache has no space for the state. This needs
-root.
+how much of the transfer was hidden behind computation. Measures the rate of the disk, without the
+page cache, before and after the runs. With --limit, repeats the runs with offload in a control
+group (version 1) that is limited to that many MiB, so that the page cache has no space for the
+state. --limit needs root.
 """
 import argparse
 import mmap
@@ -64,7 +64,8 @@ def disk_rate(folder, megabytes=512, part=16 << 20):
 
 
 def train(lathe, folder, words, limit):
-    """Returns the milliseconds of a step, the peak MiB, and the line about the transfer."""
+    """Returns the milliseconds of a step, the peak MiB, and the line about the transfer that `lathe
+    train` printed."""
     subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
     command = [lathe, "train", "offload.toml", "--train.out_dir=run", "--force", "true", *words]
     if limit:

@@ -5,14 +5,14 @@ usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] 
                       [ops|steps|compiled|growth|recompute ...]
 
 ops: each op, compared with the same computation in ATen. steps: training steps of four models, with
-Lathe's kernels and with ATen's (train.kernels = "aten"). With --peer, they are compared with
-PyTorch (tests/bench/torch_gpt.py): with tuned PyTorch (fused AdamW, and a C allocator that keeps
-its memory) in the same rounds as Lathe, and with PyTorch's default settings in one round. compiled:
-the same models, compared with the tuned PyTorch whose model is compiled by torch.compile. growth:
-longer contexts, larger batches, wider models and more threads, in one round each; with --peer
-compared with tuned PyTorch. recompute: the memory of activations and the time for each value of
-memory.recompute, by depth, and the exponents fitted to the memory. Runs that other processes
-disturbed are repeated (tests/bench/interleave.py).
+Lathe's kernels and with ATen's kernels (train.kernels = "aten"). With --peer, the steps are
+compared with PyTorch (tests/bench/torch_gpt.py). Tuned PyTorch (fused AdamW, and a C allocator that
+keeps its memory) runs in the same rounds as Lathe; PyTorch with default settings runs in one round.
+compiled: the same models, compared with tuned PyTorch whose model torch.compile has compiled.
+growth: longer contexts, larger batches, wider models and more threads, in one round each. With
+--peer, they are compared with tuned PyTorch. recompute: the memory of activations and the time for
+each value of memory.recompute, by depth, and the exponents fitted to the memory. Runs that other
+processes disturbed are repeated (tests/bench/interleave.py).
 """
 import argparse
 import json
@@ -27,7 +27,8 @@ from page import write_table
 
 PAGE = pathlib.Path("docs/benchmarks/README.md")
 CONFIG = "configs/shakespeare_char_cpu.toml"
-# layers, heads, width, context, batch, vocabulary (0: the data's), biases, steps, skipped steps
+# layers, heads, width, context, batch, vocabulary (0: the vocabulary of the data), biases, steps,
+# skipped steps
 MODELS = {
     "a": (4, 4, 128, 64, 12, 0, False, 160, 20),
     "b": (6, 6, 384, 256, 16, 0, False, 10, 2),
@@ -69,7 +70,7 @@ class Bench:
                          *(f"--{k} {v}" for k, v in words.items())])
 
     def flops(self, model):
-        """Returns the FLOPs of a step by the formula of lathe plan."""
+        """Returns the FLOPs of a step by the formula of `lathe plan`."""
         layers, _, width, context, batch, vocab, _, _, _ = model
         params = 12 * layers * width * width + (vocab or self.data_vocab) * width
         return batch * context * (6.0 * params + 12.0 * layers * width * context)

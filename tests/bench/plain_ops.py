@@ -2,9 +2,9 @@
 """Compares a GPT that is written in plain ops with the built-in GPT: plain_ops.py BUILD LIBTORCH
 [--rounds N]
 
-Builds plain_gpt.cc against the build folder BUILD. Trains models of two sizes in turn: with the
-kind "gpt", and with the kind "plain" with and without train.fuse. Prints the time of a step (the
-median of the medians of the rounds), its ratio to the time of "gpt", and the peak memory of
+Builds plain_gpt.cc against the build folder BUILD. Trains models of two sizes in turn. Each is
+trained as kind "gpt", and as kind "plain" with and without train.fuse. Prints the time of a step
+(the median of the medians of the rounds), its ratio to the time of "gpt", and the peak memory of
 tensors.
 """
 import argparse

@@ -4,7 +4,7 @@
 usage: tests/bench/precision.py [--lathe build/lathe] [--runs runs/precision] [accuracy masters gradients accumulation memory loading]
 
 Training runs need data/shakespeare_char (see docs/guide/data.md) and take two minutes each on one
-core. Runs that have already finished in --runs are not repeated.
+core. Runs that are already complete in the folder --runs are not repeated.
 """
 import argparse
 import json
@@ -29,7 +29,7 @@ class Experiments:
         return subprocess.run([self.lathe, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def train(self, name, seed, *flags):
-        """Returns the metrics of a run, which is trained unless it has finished already."""
+        """Returns the metrics of a run. Trains the run first if it is not complete."""
         folder = self.runs / name
         self.call("train", CONFIG, f"--train.out_dir={folder}", f"--train.seed={seed}", *ONE, *flags)
         return [json.loads(line) for line in open(folder / "metrics.jsonl")]

@@ -4,9 +4,9 @@
 usage: ranks.py LATHE [--peer PYTHON] [--rounds N]
 
 Runs one process with two threads, then two processes with one thread each for every value of
-dist.shard ("parameters" with memory.recompute = "blocks"). With --peer, also runs PyTorch in one
-process, with DDP and with FSDP. Prints the medians of the rounds: ms of a step, and the peak
-resident memory of a process.
+dist.shard. The value "parameters" runs with memory.recompute = "blocks". With --peer, also runs
+PyTorch in one process, with DDP and with FSDP. Prints the medians of the rounds: ms of a step, and
+the peak resident memory of a process.
 """
 import argparse
 import json

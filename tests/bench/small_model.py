@@ -25,7 +25,7 @@ interval = 0
 
 
 def prepare(lathe, folder, repeats=2000):
-    """Prepares folder/data from a sentence that is repeated so often."""
+    """Prepares folder/data from a sentence that is repeated the given number of times."""
     (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * repeats)
     resident([lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte"], folder)
 

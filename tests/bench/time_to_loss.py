@@ -6,11 +6,11 @@ its 2000 steps.
 
   tests/bench/time_to_loss.py LATHE DATA [--seeds 1 2 3] [--ends-only] [--keep FOLDER]
 
-DATA holds tinyshakespeare.txt. Rows are trained in turns, seed by seed, so that a machine that slows down slows all
-rows. The time is that of `lathe train` from start to end, without evaluation. The loss is that of
-`lathe eval` over the complete validation split. --ends-only trains only the first and the last row.
-Exits with 1 if the last row's mean loss is above the first row's, or if its time is above half of
-the first row's. Exits with 77 if DATA is missing.
+DATA holds tinyshakespeare.txt. For each seed, all rows are trained in turn, so that a machine that
+slows down slows all rows. The time is the duration of `lathe train` without evaluation. `lathe
+eval` computes the loss over the complete validation split. --ends-only trains only the first and
+the last row. Exits with 1 if the last row's mean loss is above the first row's, or if its time is
+above half of the first row's. Exits with 77 if DATA is missing.
 """
 import argparse
 import json
@@ -25,7 +25,8 @@ from pathlib import Path
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BASE, RECIPE = "shakespeare_char_cpu", "shakespeare_char_muon"
 
-# Configs on the way from BASE to RECIPE, and changes that did not help: name, config, keys.
+# The rows: the configs on the way from BASE to RECIPE, and changes that did not help. Each row has
+# a name, a config and keys.
 ROWS = [
     ("adamw, lr 1e-3, cosine, 2000 steps: shakespeare_char_cpu.toml", BASE, {}),
     ("500 steps of it", BASE, {"train.steps": 500}),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains the models of Lathe's kinds rnn, convnet and mlp in plain PyTorch, as a reference, on
-random data of the same shapes.
+"""Trains models like Lathe's kinds rnn, convnet and mlp in plain PyTorch, as a reference. The data
+are random and have the shapes of the data that Lathe uses.
 
 Training: cross-entropy, clipping of the global norm at 1, fused AdamW. The last line is a JSON object with the median
 and the minimum milliseconds of a step (after --skip) and the number of parameters.
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 class Recurrent(nn.Module):
-    """Embedding, layers of LSTM or GRU cells, head: the kind rnn."""
+    """The kind rnn: an embedding, layers of LSTM or GRU cells, and a head."""
 
     def __init__(self, cell, vocab, width, layers, dropout):
         super().__init__()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints the percentage of a text's words of at least 4 letters that occur in a corpus.
+"""Counts the words of a text that have at least 4 letters, and prints the percentage of them that
+occur in a corpus.
 
 usage: lathe generate RUN --tokens 5000 | word_share.py CORPUS_FOLDER
 """

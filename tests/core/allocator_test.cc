@@ -1,5 +1,5 @@
-// Tests of the allocator of CPU tensors: it reserves little more than is needed, blocks never
-// overlap, and bytes are counted.
+// Tests of the allocator of CPU tensors: it reserves little more memory than is needed, its blocks
+// never overlap, and it counts bytes.
 #include <ATen/core/Tensor.h>
 
 #include <thread>
@@ -71,9 +71,9 @@ TEST_CASE("a block slightly larger than its huge pages makes no further huge pag
     kept.push_back(bytes(n));
     return memory_stats().touched - before;
   };
-  CHECK(touched_by(4 * megabyte) == 4 * megabyte + 4096);  // with the block's header
+  CHECK(touched_by(4 * megabyte) == 4 * megabyte + 4096);  // includes the block's header
   CHECK(touched_by(6 * megabyte + 200000) == 6 * megabyte + 200704);
-  // The next block in the same segment counts in small pages too.
+  // The next block in the same segment is also counted in small pages.
   CHECK(touched_by(100 * 4096 - 64) == 100 * 4096);
   CHECK(touched_by(6 * megabyte + megabyte / 2) == 8 * megabyte);  // rounded up to a huge page
   kept.clear();
@@ -112,7 +112,7 @@ TEST_CASE("blocks are aligned, do not overlap, and count in their category, from
       intact = intact && victim->eq((*victim)[0]).all().item<bool>();
       live.erase(victim);
     }
-    // At least the tensors that are alive count as data.
+    // The bytes counted as data include at least the tensors that are alive.
     int64_t bytes_alive = 0;
     for (const at::Tensor& t : live) bytes_alive += t.numel();
     const int64_t counted = memory_stats().used[static_cast<size_t>(Memory::data)] -
@@ -160,8 +160,8 @@ TEST_CASE("memory behind tensors and memory of freed tensors is poisoned for Add
 }
 
 TEST_CASE("a tensor that fills its segment exactly is found in it", "[allocator]") {
-  // Segments are multiples of huge pages of 2 MiB, and a block has some bytes in front of its data.
-  // Each of these tensors is larger than all memory that the allocator has free, so it gets a
+  // The size of a segment is a multiple of a huge page, 2 MiB. A block has some bytes in front of
+  // its data. Each of these tensors is larger than all free memory of the allocator, so each gets a
   // separate segment.
   std::vector<at::Tensor> kept;
   for (int64_t overhead = 0; overhead <= 512; overhead += 64) {

@@ -199,7 +199,8 @@ TEST_CASE("a chain rounds float32 to bfloat16 as ATen does, including NaNs", "[c
   });
 }
 
-/// The values of a norm of rows, by ATen and sum_rows().
+/// The values of a norm over rows. rows_by_aten() computes them with ATen's ops and fixed_sum(),
+/// and rows_by_chain() with a chain.
 struct RowValues {
   at::Tensor rstd, y, low, smooth;
 };
@@ -216,8 +217,8 @@ RowValues rows_by_aten(const at::Tensor& x, const at::Tensor& weight, const at::
   return v;
 }
 
-/// Computes the same values with a chain. If `calls` is true, also computes `smooth`, with ATen's
-/// functions.
+/// Computes the same values with a chain. Computes `smooth`, which calls ATen's functions, only if
+/// `calls` is true.
 RowValues rows_by_chain(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                         bool calls) {
   const int64_t rows = x.size(0), columns = x.size(1);

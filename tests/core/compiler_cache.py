@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compiles with the build's launcher after a comment in a precompiled header changed:
-compiler_cache.py LAUNCHER... COMPILER
+"""Tests that the build's compiler launcher works after a comment in a precompiled header has
+changed: compiler_cache.py LAUNCHER... COMPILER
 
-ccache must not return the header that was precompiled before the change, because GCC would then
-include the changed header a second time and report each class as defined twice. The compilation
-without CCACHE_DEPEND must fail in this way, which shows that the test notices the error.
+ccache must not return the header that was precompiled before the change. GCC would then include the
+changed header a second time, and report each class as defined twice. Without CCACHE_DEPEND, the
+compilation must fail in this way, which shows that the test notices the error.
 """
 import os
 import pathlib

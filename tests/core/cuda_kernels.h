@@ -1,5 +1,6 @@
-// Helpers for tests of GPU kernels on the stand-in for CUDA, which runs CUDA kernels on the CPU:
-// the orders in which the stand-in runs threads, and how results are compared.
+// Helpers for tests of GPU kernels. The tests run on the stand-in for CUDA (tests/support/cuda/),
+// which runs CUDA kernels on the CPU. The helpers set the order in which the stand-in runs threads,
+// and compare results.
 #pragma once
 
 #include <hwy/targets.h>
@@ -18,8 +19,8 @@ inline constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kBFloat
 
 /// Until destroyed, makes the stand-in run threads in this order, and makes the CPU's kernels use
 /// the compiler's baseline instructions. On x86-64 these instructions have no fused multiply-add,
-/// so both sides, which share the source of their formulas, round in the same way. On other CPUs, a
-/// bit may differ.
+/// so the CPU's kernels and the CUDA kernels, which share the source of their formulas, round in
+/// the same way. On other CPUs, a bit may differ.
 struct ThreadOrder {
   int64_t targets = hwy::SupportedTargets();
 
@@ -44,8 +45,8 @@ inline bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
 }
 
 inline constexpr at::ScalarType narrow_dtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
-/// Returns the largest allowed error of a result: for bfloat16 and float16, one unit in the last
-/// place of 1; for float32, an allowance for sums.
+/// Returns the largest allowed error of a result. For bfloat16 and float16 this is one unit in the
+/// last place of 1. For float32 it also allows for the rounding of sums.
 inline double tolerance(at::ScalarType dtype) {
   return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
 }

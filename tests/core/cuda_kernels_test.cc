@@ -45,7 +45,7 @@ TEST_CASE("dropout on a GPU is bitwise equal to dropout on the CPU", "[cuda_kern
 
           dropout_cpu(at(x), at(wanted), 0, n, element_of(dtype), mask);
           for (const int64_t most :
-               {INT32_MAX, 2}) {  // with 2 blocks, each thread handles several blocks of the mask
+               {INT32_MAX, 2}) {  // with 2 blocks, each thread handles several parts of the mask
             stand_in::max_blocks = most;
             const at::Tensor ours = torch::full({n + 8}, 7, dtype);
             CHECK(dropout_cuda(at(x), at(ours), n, element_of(dtype), mask, nullptr) ==

@@ -46,7 +46,7 @@ TEST_CASE("norms on a GPU agree with their formula", "[cuda_rows]") {
                                      dw.mutable_data_ptr<float>(), db.mutable_data_ptr<float>(),
                                      nullptr) == cudaSuccess);
 
-          // The expected values, by LibTorch's autograd in float64.
+          // Compute the expected values with LibTorch's autograd in float64.
           const at::Tensor xd = x.to(at::kDouble).requires_grad_(),
                            wd = w.to(at::kDouble).requires_grad_(),
                            bd = b.to(at::kDouble).requires_grad_();
@@ -60,7 +60,8 @@ TEST_CASE("norms on a GPU agree with their formula", "[cuda_rows]") {
           if (!rms) CHECK(distance(db, bd.grad()) < 1e-5);
           CHECK(distance(dw * 1.001, wd.grad()) > 1e-5);  // an error of 0.1% is detected
 
-          // Compute no gradients of weight and bias, and overwrite dx instead of adding to it.
+          // This call computes no gradients of weight and bias, and overwrites dx instead of adding
+          // to it.
           const at::Tensor fresh = torch::full({rows, c}, NAN, in);
           REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(fresh), false,
                                      nullptr, nullptr, nullptr, nullptr) == cudaSuccess);

@@ -1,5 +1,6 @@
-// Compares the decision of a step and the updates of parameters with those of the CPU. The GPU's
-// kernels run on the stand-in for CUDA, which runs CUDA kernels on the CPU.
+// Compares the CUDA kernels that decide whether a step is skipped, and that update parameters, with
+// the CPU's kernels. The CUDA kernels run on the stand-in for CUDA (tests/support/cuda/), which
+// runs them on the CPU.
 #include <cstring>
 #include <random>
 
@@ -98,7 +99,7 @@ TEST_CASE("the decision of a step is bitwise equal on GPU and CPU", "[cuda_updat
         const float loss = losses[random() % 8];
         const float* seen = random() % 3 == 0 ? nullptr : &loss;
         ours.moved = wanted.moved = 9;
-        ours.lost = wanted.lost = 8;  // from the previous step
+        ours.lost = wanted.lost = 8;  // a value from the previous step
 
         const auto n = static_cast<int64_t>(partials.size());
         const float before = wanted_scale.scale;
@@ -152,8 +153,8 @@ TEST_CASE("the decisions of a step in stages are bitwise equal on GPU and CPU", 
   CHECK(failures > 3);
 }
 
-/// Parameters of every type with their gradients and state. All are drawn from one seed, so that
-/// two objects have the same values.
+/// Parameters of every type with their gradients and state. All values are drawn from one seed, so
+/// that two objects of this struct have the same values.
 struct Parameters {
   std::vector<at::Tensor> tensors;  // tensors that `args` point to, with margins on either side
   std::vector<at::Tensor> sums;     // sums of squares of the gradients
@@ -165,8 +166,9 @@ struct Parameters {
     const auto pick = [&](const auto& of) { return of[random() % std::size(of)]; };
     const int64_t small_sizes[] = {1, 5, 60}, sizes[] = {0, 255, 256, 257, 700, 4097, 16384, 16387};
 
-    // 165 small parameters whose updates are computed in float32, more than the 160 of one launch,
-    // then 25 in float64, then a random mix.
+    // The updates of the first 165 parameters are computed in float32. Most of these parameters are
+    // small, and there are more of them than the 160 of one launch. Then 25 updates are computed in
+    // float64, and the remaining ones in a random mix of both.
     for (int i = 0; i < 210; ++i) {
       const bool wide = i < 165 ? false : i < 190 ? true : random() % 2 == 0;
       UpdateArgs a;

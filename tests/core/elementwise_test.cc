@@ -17,7 +17,7 @@ using namespace lathe::test;
 struct Function {
   const char* name;
   ChainOp op, gradient;
-  bool of_result;  // whether the gradient reads the result instead of the input
+  bool of_result;  // whether the gradient is computed from the result, not the input
   std::function<at::Tensor(const at::Tensor&)> value;
 };
 
@@ -49,7 +49,7 @@ TEST_CASE("functions of chains and their gradients agree with float64", "[elemen
       CHECK((y - exact).abs().le(scale * 1e-6 + 1e-37).all().item<bool>());
 
       const at::Tensor dx = elementwise(f.gradient, up, f.of_result ? y : x);
-      // The derivative of tanh is 1 - y^2, which has the rounding error of 1.
+      // The derivative of tanh is 1 - y^2, which has a rounding error relative to 1.
       CHECK((dx - up * derivative).abs().le(up.abs() * 2e-6).all().item<bool>());
     });
 

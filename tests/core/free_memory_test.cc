@@ -1,4 +1,5 @@
-// Tests of free_memory() within the limits of control groups, read from files like those of Linux.
+// Tests of free_memory() within the limits of control groups. The tests write files like the ones
+// in which Linux reports memory and limits.
 #include "core/free_memory.h"
 
 #include "tests/support/catch.h"

@@ -1,5 +1,5 @@
-// Compares blocks of GGUF's element types with numbers that the test packs, and quantization with
-// LibTorch and known values.
+// Compares the numbers that are read from blocks of GGUF's element types with the numbers that the
+// test packed. Also compares quantization with LibTorch and with known values.
 #include "core/io/gguf_types.h"
 
 #include <cmath>
@@ -92,7 +92,7 @@ TEST_CASE("all float16 scales are read as LibTorch converts them, and written ag
 TEST_CASE("Q8_0 and Q4_0 round as ggml's reference does", "[gguf_types]") {
   const GGUFType &q8 = *find_gguf_type("Q8_0"), &q4 = *find_gguf_type("Q4_0");
 
-  // A scale of 1: ties go away from zero.
+  // If the scale is 1, ties are rounded away from zero.
   std::vector<float> values(32, 0.0F);
   const std::vector<float> first{127, 0.5F, -0.5F, 2.5F, -2.5F, 1.4999F, -126.5F};
   std::ranges::copy(first, values.begin());

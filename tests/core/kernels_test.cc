@@ -31,8 +31,8 @@ bool skip_without(at::ScalarType dtype) {
   return true;
 }
 
-/// Returns the code paths that this machine can run: the path for its instructions, and the paths
-/// for fewer instructions.
+/// Returns the code paths that this machine can run. A path is the code for one set of CPU
+/// instructions (Isa).
 std::vector<Isa> paths() {
   std::vector<Isa> out;
   for (const Isa isa : {Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
@@ -99,10 +99,10 @@ TEST_CASE("matrix products of any shape, with each part of the epilogue, agree w
         gemm_tn(matrix(at), matrix(b), m, n, k, {.out = matrix(z), .residual = matrix(residual)},
                 sums.mutable_data_ptr<float>());
         CHECK(error(z, wanted + residual) < 1e-5);
-        CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // a sum may be far below its terms
+        CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // some sums nearly cancel
 
-        // Split the inner size into a sum of two matmuls, and the rows into two matmuls with one
-        // right factor.
+        // Compute the result as a sum of two matmuls that divide the inner size. Then divide the
+        // rows between two matmuls with the same right factor.
         const int64_t deep = k / 3, high = m / 3;
         if (deep == 0 || high == 0) continue;
         const at::Tensor lower = torch::empty({m - high, n}), tail = torch::empty({m - high});
@@ -152,7 +152,7 @@ Outcome outcome_of(Model& model, at::ScalarType compute, bool hook = false) {
   return o;
 }
 
-/// Returns the outcome of a small GPT.
+/// Returns the loss and the gradients of a small GPT.
 Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
   GPTConfig c;
   c.n_layer = 2;
@@ -165,8 +165,8 @@ Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
   return outcome_of(model, compute, hook);
 }
 
-/// Returns the outcome of a small Llama with grouped-query attention, biases, and sizes that are
-/// not multiples of the kernels' blocks.
+/// Returns the loss and the gradients of a small Llama with grouped-query attention, biases, and
+/// sizes that are not multiples of the kernels' blocks.
 Outcome llama_outcome(at::ScalarType compute, bool hook = false) {
   LlamaConfig c;
   c.n_layer = 2;
@@ -225,8 +225,8 @@ TEST_CASE(
 
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
-    // fp32: sums have another order. bf16: other intermediate results are rounded, in two blocks.
-    // fp16: without a loss scale, some gradients are below the smallest normal number.
+    // In fp32, sums have another order. In bf16, other intermediate results are rounded, in two
+    // blocks. In fp16 without a loss scale, some gradients are below the smallest normal number.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0.04;
     for (const auto& [model, of] : models) {
       use_kernels(false);
@@ -254,8 +254,8 @@ const std::set<std::string> with_kernels{
     "dropout",   "rotate",      "linear_swiglu", "grouped_attention",
     "linear_qkv"};
 
-/// Returns the rows of ops with kernels, without the checks that need float64, which the kernels do
-/// not support. tests/autograd/ops runs these checks.
+/// Returns the op table's rows of ops with kernels, without the checks that need float64. The
+/// kernels do not support float64. The tests in tests/autograd/ops make these checks.
 std::vector<OpCase> kernel_rows() {
   std::vector<OpCase> rows;
   for (OpCase row : op_table()) {
@@ -320,7 +320,7 @@ TEST_CASE("a matrix product of few rows is bitwise equal to these rows of a larg
                                          {at::kBFloat16, at::kBFloat16},
                                          {at::kFloat, at::kBFloat16}}) {
       if (skip_without(b_type)) continue;
-      // If bfloat16 is multiplied without conversion, products of many rows sum in another order.
+      // If bfloat16 is multiplied without conversion, a matmul of many rows sums in another order.
       const bool exact = a_type != b_type || multiplied_as(element_of(b_type)) == Element::f32;
       for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{
                {1, 1}, {3, 5}, {16, 64}, {17, 8}, {64, 768}, {65, 769}, {100, 2100}, {130, 34}}) {
@@ -461,7 +461,7 @@ TEST_CASE("inputs that a kernel can't take are errors", "[kernels]") {
   CHECK_THAT(
       error_of([&] { linear(x, Variable(w.data().to(at::kBFloat16))); }),
       ContainsSubstring("linear(float32[3,20], bfloat16[33,20])") && ContainsSubstring("dtype"));
-  // A gradient of another dtype than the result's is cast before a kernel reads it.
+  // A gradient whose dtype differs from the result's dtype is cast before a kernel reads it.
   const Variable p = Variable::parameter(torch::randn({2, 6, 48}).to(at::kBFloat16));
   backward(attention(p, 2), torch::ones({2, 6, 16}));
   CHECK(p.grad().to(at::kFloat).isfinite().all().item<bool>());
@@ -491,7 +491,7 @@ TEST_CASE("the head's loss in several pieces of rows is the sum of its pieces", 
 
     CHECK(loss == Approx(loss1 + loss2).epsilon(1e-6));
     CHECK(torch::equal(dx, torch::cat({dx1, dx2})));
-    // Gradients of bfloat16 weights are rounded to 8 bits, both for all rows together and for each
+    // Gradients of bfloat16 weights are rounded to 8 bits, once for all rows or once for each
     // piece.
     CHECK(error(dw, dw1.to(at::kDouble) + dw2.to(at::kDouble)) <
           (dtype == at::kFloat ? 1e-6 : 0x1p-7));
@@ -511,7 +511,7 @@ TEST_CASE("attention's memory grows with the context, not its square", "[kernels
   install_allocator();
   peak(128);
   const auto small = static_cast<double>(peak(128)), large = static_cast<double>(peak(2048));
-  CHECK(large < 3 * small);  // a square of 2048 would be 16 MB for each head, 10 times as much
+  CHECK(large < 3 * small);  // a 2048 x 2048 matrix would need 16 MB per head, 10 times as much
 }
 
 TEST_CASE("a run uses ATen's kernels if instructions are missing or train.kernels asks for them",

@@ -1,5 +1,5 @@
-// Tests of lazy zeros: they read as zeros, take memory only where they are written, and count what
-// will be written.
+// Tests of lazy zeros: they read as zeros, take memory only where they are written, and are counted
+// by the bytes that will be written.
 #include "core/lazy_zeros.h"
 
 #include <ATen/ops/embedding_dense_backward.h>
@@ -113,7 +113,7 @@ TEST_CASE("the gradient of a large embedding takes the memory of the rows of the
     CHECK(is_lazy_zeros(weight.grad()) == c.is_lazy);
     CHECK(at::equal(weight.grad(), expected));
 
-    // A second backward pass adds rows; the sum stays exact in these small integers.
+    // A second backward pass adds rows. The sum is exact, since the gradients are small integers.
     if (c.is_lazy) {
       const int64_t counted = gradient_bytes() - before;
       CHECK(counted <= static_cast<int64_t>(weight.grad().nbytes()) / 2);

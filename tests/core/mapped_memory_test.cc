@@ -1,5 +1,5 @@
-// Tests of memory in a scratch file: its bytes survive when its pages are released, and its disk
-// space is returned.
+// Tests of memory in a scratch file: its bytes are kept when its pages are released, and its disk
+// space is returned to the disk.
 #include "core/mapped_memory.h"
 
 #include <dirent.h>
@@ -118,7 +118,7 @@ TEST_CASE("a page that the disk can't read ends the process with code 6 and a se
     dup2(lines[1], STDERR_FILENO);
     MappedMemory memory(f.path());
     const c10::DataPtr block = memory.allocate(1 << 20);
-    // This stands for a failing disk: the kernel sends the same signal in both cases.
+    // This simulates a failing disk. The kernel sends the same signal in both cases.
     if (ftruncate(unnamed_files_in(f.path()).at(0), 0) != 0) _exit(99);
     std::memset(block.get(), 1, 1 << 20);
     _exit(0);

@@ -20,7 +20,7 @@ using namespace lathe;
 using namespace lathe::test;
 
 TEST_CASE("Philox4x32-10 matches the test vectors of Random123", "[random_and_files]") {
-  // The known-answer file kat_vectors of the Random123 distribution.
+  // These vectors are from the file kat_vectors of the Random123 distribution.
   CHECK(philox({0, 0, 0, 0}, {0, 0}) == Philox4{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   CHECK(philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}) ==
         Philox4{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
@@ -78,7 +78,7 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[random_and
   const std::string good = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   CHECK(problem(framed(good, 8)) == "");
 
-  // The length and the JSON of the header.
+  // These files have a fault in the length or in the JSON of the header.
   CHECK_THAT(problem("1234"), ContainsSubstring("too short"));
   CHECK_THAT(problem(framed(good, 8).substr(0, 40)),
              ContainsSubstring(str(" ", good.size(), " bytes")));
@@ -87,7 +87,7 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[random_and
   CHECK_THAT(problem(framed("{", 0)), ContainsSubstring("line 1, column 2"));
   CHECK_THAT(problem(framed("[]", 0)), ContainsSubstring("JSON object"));
 
-  // Entries whose dtype, shape and size do not fit together.
+  // These files have entries whose dtype, shape and size contradict each other.
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8)),
              ContainsSubstring("\"F33\""));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8)),
@@ -99,7 +99,8 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[random_and
           R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 8)),
       ContainsSubstring("too large"));
 
-  // Bytes outside the file, gaps, overlaps, repeated names, and JSON that is nested too deep.
+  // These files refer to bytes outside the file, have gaps, overlaps or repeated names, or have
+  // JSON that is nested too deep.
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8)),
              ContainsSubstring("8 to 0"));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12)),
@@ -186,7 +187,8 @@ TEST_CASE("a file written in large parts is complete even if write() writes fewe
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * i % 251);
 
   for (const bool is_short : {false, true}) {
-    // Large calls write a third of their bytes, in most cases not a multiple of the page size.
+    // A large call of write() writes only a third of its bytes, which is usually not a multiple of
+    // the page size.
     if (is_short)
       file_calls.write = [](int fd, const void* data, size_t n) {
         return write_all(fd, data, n > 5000 ? n / 3 + 1 : n);

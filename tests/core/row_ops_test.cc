@@ -102,7 +102,8 @@ TEST_CASE("softmax and log softmax of rows, and their gradients, agree with floa
   }
   at::set_num_threads(threads);
 
-  // As in ATen, a row with a NaN or with nothing but -infinity is NaN, and other rows are not.
+  // As in ATen, the result of a row with a NaN, or with nothing but -infinity, is NaN. The results
+  // of other rows are not NaN.
   at::Tensor x = torch::randn({3, 40});
   x[0][7] = NAN;
   x[1].fill_(-INFINITY);

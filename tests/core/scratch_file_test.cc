@@ -23,8 +23,8 @@ using namespace lathe::test;
 
 const FileCalls scratch_calls = file_calls;
 
-/// Until destroyed, makes a system call fail with the errno that `calls` has for this call, and
-/// makes reads and writes transfer at most 7 bytes.
+/// Until destroyed, makes each system call in `calls` fail with its errno there, and makes reads
+/// and writes transfer at most 7 bytes.
 struct FailingDisk {
   static inline std::map<std::string, int> failing;
   static int number_of(const char* call) {
@@ -63,8 +63,8 @@ struct FailingDisk {
 
 TEST_CASE("a scratch file starts with zeros, keeps written bytes, and has no name in its folder",
           "[scratch_file]") {
-  // The file system supports unnamed files, lacks them, or lacks them and cannot reserve space.
-  // Reads and writes are short in each case.
+  // Test three file systems: one that supports unnamed files, one that does not, and one that also
+  // cannot reserve space. Each read and write transfers only a few bytes.
   const std::vector<std::map<std::string, int>> systems{
       {}, {{"open unnamed", EOPNOTSUPP}}, {{"open unnamed", EISDIR}, {"fallocate", EOPNOTSUPP}}};
   for (const auto& calls : systems) {
@@ -127,8 +127,8 @@ TEST_CASE("a scratch file on a full or failing disk is an error with the folder 
 TEST_CASE("complete pages bypass the page cache, and have the same bytes as cached pages",
           "[scratch_file]") {
   const TempFolder folder;
-  // Counts the transfers by descriptors with O_DIRECT, and refuses them as a disk with larger pages
-  // does.
+  // Counts the transfers by descriptors with O_DIRECT. Can also refuse them, as a disk with larger
+  // pages does.
   static int direct = 0;
   static bool is_refused = false;
   direct = 0;
@@ -169,7 +169,7 @@ TEST_CASE("complete pages bypass the page cache, and have the same bytes as cach
     CHECK(std::string(memory + 1, 12) == written.substr(0, 5) + "lathe" + written.substr(10, 2));
     file.read(0, memory, page);
     CHECK(std::string(memory, 12) == written.substr(0, 5) + "lathe" + written.substr(10, 2));
-    CHECK((direct > 0) == (by_pages > 0));  // file systems without O_DIRECT have none
+    CHECK((direct > 0) == (by_pages > 0));  // both are 0 without O_DIRECT
     direct = 0;
   }
   std::free(memory);

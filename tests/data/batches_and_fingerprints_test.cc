@@ -55,7 +55,7 @@ TEST_CASE("a batch is not changed until the next one is requested, and a reused 
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // workers fill other buffers
     CHECK(b.inputs.equal(now));
     const auto version = b.inputs._version();
-    for (int64_t n = 0; n <= c.prefetch; ++n) loader.next();  // until b's buffer is filled again
+    for (int64_t n = 0; n <= c.prefetch; ++n) loader.next();  // b's buffer is filled again
     CHECK(b.inputs._version() > version);
   }
 }
@@ -145,8 +145,8 @@ TEST_CASE("stops and the number of workers do not change the windows of several 
   }
 }
 
-/// Writes a data folder with one split and no manifest.json. Returns a manifest of it with the
-/// checksum of the shard.
+/// Writes a data folder with one split and no manifest.json. Returns a manifest for the folder,
+/// with the checksum of the shard.
 DataManifest with_manifest(const fs::path& folder, const std::string& bytes) {
   write_file(folder / "train.bin", bytes);
   DataManifest m;

@@ -19,7 +19,7 @@ namespace {
 using namespace lathe;
 using Tensors = std::vector<at::Tensor>;
 
-/// A collective: Lathe's op, and a function that computes the results of all ranks from their
+/// A collective as Lathe's op, and as a function that computes the results of all ranks from their
 /// inputs.
 struct Collective {
   const char* name;

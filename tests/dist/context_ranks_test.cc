@@ -1,5 +1,5 @@
-// Tests of context parallelism: attention and runs with positions divided among several processes
-// are compared with those of one process.
+// Tests of context parallelism. Attention and runs whose positions are divided among several
+// processes are compared with attention and runs on one process.
 #include "dist/context_ranks.h"
 
 #include <string>
@@ -33,8 +33,8 @@ at::Tensor starts_of(int64_t time) {
   return starts;
 }
 
-/// Checks that attention of this rank's positions, its gradients and its second derivatives agree
-/// with those of the same positions in complete rows.
+/// Checks attention of this rank's positions, its gradients and its second derivatives. They must
+/// agree with the same positions of attention over complete rows.
 void check_attention(int64_t time, bool has_documents, const ScoreOptions& scores,
                      at::ScalarType dtype = at::kDouble) {
   torch::manual_seed(time);
@@ -78,8 +78,8 @@ void check_attention(int64_t time, bool has_documents, const ScoreOptions& score
   }
 }
 
-/// Checks that dropout drops the same elements as in complete rows, and token_positions() gives
-/// positions within the row.
+/// Checks that dropout drops the same elements as in complete rows, and that token_positions()
+/// returns positions within the complete row.
 void check_places() {
   const int64_t time = 4 * world().context().size;
   const at::Tensor ones = torch::ones({3, time, 5});
@@ -174,7 +174,7 @@ TEST_CASE("a run whose positions are divided has the losses of one process on ev
   CHECK((two == runs.results(4, context_gpt, {"--dist.context=2", "--dist.shard=gradients"})));
   CHECK((two != runs.results(1, context_gpt, {})));  // one process sums in another order
 
-  // Three batch groups are not subtrees of the tree of sums, yet the sums are bitwise equal.
+  // The number of data ranks, three, is not a power of two, yet the sums are bitwise equal.
   const Words three{"--dist.context=2", "--train.grad_accum=3", "--train.steps=9",
                     "--checkpoint.interval=50", "--train.eval_interval=3"};
   const auto numbers = [&](int ranks) {
@@ -214,8 +214,8 @@ TEST_CASE("runs with divided positions use the memory and send the bytes that pl
     REQUIRE(train_on(f, 2, "kind.toml", context, keys).code == 0);
     memory.push_back(check_forecast(f, 2, keys, f / "runs" / context));
   }
-  // Most memory is activations, which each process has for half of the positions. Keys and values
-  // are those of complete rows.
+  // Most memory is activations, which each process has for half of the positions. The keys and
+  // values are of all positions.
   CHECK(memory[1] < 0.75 * memory[0]);
 }
 

@@ -1,5 +1,5 @@
-// Compares adapters on cut layers, which several processes compute together, with adapters on one
-// process.
+// Compares adapters on cut layers with adapters on one process. Several processes compute a cut
+// layer together.
 #include <string>
 #include <vector>
 
@@ -102,8 +102,8 @@ TEST_CASE("a part of complete blocks is quantized to the same values as in the c
       const TensorCut cut{.dim = dim, .sections = {whole.size(dim)}, .part = 1, .parts = 2};
       CHECK(values(cut.part_of(whole)).equal(cut.part_of(values(whole))));
     }
-    // The comparison notices parts whose blocks differ: parts of 256 / 3 columns end within a
-    // block.
+    // The comparison notices parts whose blocks differ. Parts of 256 / 3 columns end within a
+    // quantization block.
     const TensorCut uneven{.dim = 1, .sections = {256}, .part = 1, .parts = 3};
     CHECK(!values(uneven.part_of(whole)).equal(uneven.part_of(values(whole))));
   }
@@ -120,7 +120,7 @@ TEST_CASE("adapters of cut layers resume on any grid and are read by one process
   REQUIRE(train_on(f, 4, "kind.toml", "moved", pause).code == 75);
   check_same_tensors(whole, adapt(f, 2, "moved", cut), "step-00000020");
 
-  // The merged model has the loss of the base with adapters.
+  // The merged model has the same loss as the base with adapters.
   const auto loss_of = [&](const std::string& run_) {
     const Finished done = lathe_in(f, {"eval", run_});
     INFO(done.err);

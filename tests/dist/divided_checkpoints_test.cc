@@ -26,7 +26,7 @@ const Kind saved_gpt{
     .name = "gpt",
     .data = "text",
     .keys = "n_layer = 2\nn_head = 2\nn_embd = 128\nblock_size = 12\ndropout = 0.1\n"};
-// The first layout has tensors of which all processes have a copy, the last one has cut tensors.
+// In the first layout, all processes have a copy of some tensors. In the last one, tensors are cut.
 const std::vector<Words> divided_layouts{
     {"--dist.shard=optimizer"},
     {"--dist.shard=parameters", "--memory.recompute=blocks"},
@@ -69,7 +69,7 @@ TEST_CASE(
     check_same_tensors(run, merged, "step-00000006");
     CHECK(lathe_in(f, {"merge", "merged/" + name, "--out", "again"}).code == 2);
 
-    // The divided checkpoint and the merged one give the same results.
+    // The divided checkpoint and the merged checkpoint give the same results.
     for (const Words& command :
          std::vector<Words>{{"verify", ""},
                             {"inspect", ""},
@@ -309,8 +309,8 @@ TEST_CASE("ranks that do not share the run folder are an error that names the ra
   write_config(f, saved_gpt);
   const Words own = with_keys(divided_keys, {"--dist.shard=optimizer"});
 
-  // Rank 1 runs in a copy of the folder. There, the checkpoint's folder is missing, or exists from
-  // an earlier run.
+  // Rank 1 runs in a copy of the folder. In the copy, the checkpoint's folder is missing, or exists
+  // from an earlier run.
   for (const bool exists : {false, true}) {
     INFO(exists);
     const TempFolder other;

@@ -42,15 +42,15 @@ struct Exchanged {
     exchange.finish();
     return world().gradients().bytes_sent() - before;
   }
-  /// Runs a backward pass after which parameters 0 and 1 share one tensor, filled with `factor`, as
-  /// their gradient.
+  /// Runs a backward pass after which one tensor, filled with `factor`, is the gradient of
+  /// parameters 0 and 1.
   void step_with_shared_memory(double factor) {
     for (const NamedParameter& p : parameters) p.parameter.leaf().grad.reset();
     GradientExchange exchange(world(), parameters, layout, GradientExchange::Result::all, history,
                               [](size_t) {});
     exchange.start_with_next_backward();
     const at::Tensor both = torch::full({1000}, factor);
-    parameters[0].parameter.leaf().grad = both.view({1000});  // the first to be sent
+    parameters[0].parameter.leaf().grad = both.view({1000});  // this gradient is sent first
     parameters[1].parameter.leaf().grad = both;
     exchange.finish();
   }
@@ -79,7 +79,7 @@ TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
   CHECK(std::isnan(e.gradient(2)));
   CHECK(second < 0.5 * static_cast<double>(first));
 
-  // A parameter that only one rank uses has that rank's gradient on both ranks.
+  // If only one rank uses a parameter, both ranks get this rank's gradient.
   std::vector<size_t> used;
   if (world().rank() == 1) used.push_back(1);
   e.step(used, mine);
@@ -96,7 +96,7 @@ TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
   CHECK(std::isnan(e.gradient(1)));
   CHECK(e.step({}, mine) == second);
 
-  // The sum of one gradient must not replace another one that shares its memory.
+  // The sum of one gradient must not overwrite another gradient in the same memory.
   e.step_with_shared_memory(mine);
   CHECK(e.gradient(0) == 3);
   CHECK(e.gradient(1) == 3);

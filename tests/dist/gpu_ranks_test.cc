@@ -1,5 +1,5 @@
-// Tests of runs on several processes that compute on GPUs. A test needs one GPU, which its
-// processes share, so they exchange tensors through Gloo. NCCL needs a GPU for each rank, so it is
+// Tests of runs on several processes that compute on GPUs. A test needs only one GPU. Its processes
+// share this GPU, so they exchange tensors through Gloo. NCCL needs a GPU for each rank, so it is
 // tested on one rank.
 
 #include <cmath>
@@ -91,7 +91,7 @@ TEST_CASE("runs on a GPU are bitwise equal on one and two processes", "[gpu_rank
     const std::string alone = runs.results(1, cell.kind, cell.keys);
     CHECK((runs.results(2, cell.kind, cell.keys) == alone));
     CHECK((runs.results(1, cell.kind, with_keys(cell.keys, {"--train.seed=2"})) !=
-           alone));  // a wrong seed must be noticed
+           alone));  // the comparison must notice a wrong seed
   }
 }
 
@@ -112,7 +112,7 @@ TEST_CASE("sharding and pipelines change no bits of runs on GPUs", "[gpu_ranks]"
   CHECK((runs.results(2, four_block_gpt, with_keys(untied, {"--dist.pipeline=2"})) ==
          runs.results(1, four_block_gpt, untied)));
 
-  // If two processes compute a layer together, its sums have another order.
+  // If two processes compute a layer together, the layer's sums have another order.
   const Words whole{"--dist.bucket_mb=0.02"};
   const fs::path one = runs.train(1, four_block_gpt, whole),
                  two = runs.train(2, four_block_gpt, with_keys(whole, {"--dist.tensor=2"}));

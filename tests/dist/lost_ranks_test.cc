@@ -28,8 +28,8 @@ using lathe::test::TempFolder;
 using lathe::test::train_on;
 using Words = std::vector<std::string>;
 
-/// Returns the process with RANK=rank in its environment that runs in this folder, or 0 if there is
-/// none.
+/// Returns the id of the process that runs in this folder with RANK=`rank` in its environment, or 0
+/// if there is none.
 pid_t process_of(int rank, const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
@@ -140,7 +140,8 @@ TEST_CASE("a run that is restarted after a lost rank is bitwise equal to an unin
                    "--train.grad_accum=4"};
   REQUIRE(train_on(f, 1, "tiny.toml", "whole", keys).code == 0);
 
-  // Three ranks can't divide the four micro-batches, so all four ranks are started again.
+  // Three ranks can't divide the four micro-batches, so a limit of three also restarts all four
+  // ranks.
   for (const auto& [least, restarted] :
        std::vector<std::pair<std::string, std::string>>{{"4", "4"}, {"3", "4"}, {"2", "2"}}) {
     const std::string name = std::string("at-least-") + least;
@@ -213,7 +214,7 @@ TEST_CASE("other ranks print why rank 0 ended, although the store ended with ran
   lathe::test::make_tiny_run(f.path());
   const int port = lathe::test::free_port();
   const Words train{"train", "tiny.toml", "--checkpoint.interval=2", "--dist.timeout=30"};
-  // Rank 0 may not write a file of more than 8 kB.
+  // Rank 0 fails when it writes a file of more than 8 kB.
   Words limited{"-c", "ulimit -f 16; exec \"$0\" \"$@\"",
                 (lathe::test::binary_folder() / "lathe").string()};
   limited.insert(limited.end(), train.begin(), train.end());

@@ -52,8 +52,9 @@ TEST_CASE("a stage runs each micro-batch forward and then backward, with few in 
 }
 
 /// Simulates the schedules of all stages, with one unit of time per pass. A pass waits for its
-/// input. A pass that sends a gradient also waits until all but one of the older gradients of its
-/// stage have been received. Returns the time at which the last pass ends, or -1 for a deadlock.
+/// input. A pass that sends a gradient also waits until the other stages have received all but one
+/// of the gradients that its stage sent before. Returns the time at which the last pass ends, or -1
+/// for a deadlock.
 int64_t time_of_schedules(int stages, int parts, int64_t micro_batches) {
   using Message = std::pair<int64_t, int>;  // micro-batch, sending part (counted over all stages)
   const int last = stages * parts - 1;
@@ -108,7 +109,7 @@ TEST_CASE("virtual stages are interleaved, and shorten the pipeline bubble", "[p
       for (const int64_t micro_batches : {stages, 2 * stages, 5 * stages}) {
         INFO(stages << " stages of " << parts << " parts, " << micro_batches << " micro-batches");
         for (int stage = 0; stage < stages; ++stage) {
-          // Each part runs the micro-batches in order, forward and backward.
+          // Each part of a stage runs the micro-batches in order, both forward and backward.
           std::map<std::pair<int, bool>, int64_t> next;
           for (const StagePass& p : stage_schedule(stage, stages, parts, micro_batches))
             CHECK(p.micro_batch == next[{p.part, p.is_backward}]++);
@@ -236,7 +237,8 @@ TEST_CASE("runs are bitwise equal on any number of stages", "[pipeline]") {
     std::vector<std::pair<int, int>> layouts;  // pairs of processes and stages
   };
 
-  // The cells cover precisions, optimizers and memory keys. The next test covers a tied embedding.
+  // The cases cover precisions, optimizers and keys of [memory]. The next test covers a tied
+  // embedding.
   const std::vector<Cell> cells{
       {staged_gpt, {"--optim.grad_clip=0.5", "--memory.saved=bf16"}, {{2, 2}, {4, 4}, {4, 2}}},
       {staged_gpt,
@@ -256,7 +258,7 @@ TEST_CASE("runs are bitwise equal on any number of stages", "[pipeline]") {
        {"--amp.dtype=fp16", "--amp.scaler=dynamic", "--amp.loss_scale=16777216",
         "--optim.kind=adam8bit", "--optim.ema_decay=0.9", "--memory.recompute=blocks"},
        {{2, 2}}},
-      // The last stages recompute nothing.
+      // In this case, the last stages recompute nothing.
       {layered_mlp,
        {"--optim.kind=sgd", "--train.spike_sigma=3", "--memory.recompute=blocks.0-0"},
        {{3, 3}}},
@@ -347,8 +349,8 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
                                 .data = "text",
                                 .keys = "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = "
                                         "12\ntie_weights = false\n"});
-  // The second step's peak includes the save after the first step, which collects one tensor at a
-  // time.
+  // The second step's peak includes the save after the first step. The save collects one tensor at
+  // a time.
   const Words all = with_keys(
       pipeline_keys, {"--train.steps=2", "--train.eval_interval=0", "--checkpoint.interval=1"});
   std::vector<double> memory;
@@ -368,7 +370,7 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
     CHECK(forecast.at("sent_bytes_per_step").get<double>() ==
           Approx(figures.at("sent_bytes").get<double>()).epsilon(0.01));
   }
-  // With one or two parts per stage, a stage is idle for 1 or 1/2 units of time. Its two
+  // A stage is idle for 1 unit of time if it has one part, and for 1/2 unit if it has two. Its two
   // micro-batches take one unit each.
   const auto bubble = [&](const char* parts) {
     const Words own = with_keys(all, {"--dist.pipeline=2", "--train.grad_accum=2",
@@ -380,8 +382,8 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
   // Each stage has half of the 4 x 12 x 128^2 elements, which take 16 bytes each.
   CHECK(memory[0] - memory[1] > 0.9 * 8 * 4 * 12 * 128 * 128);
 
-  // The first stage also receives the last stage's gradient of a tied embedding, which is the
-  // largest tensor here.
+  // The first stage also receives the last stage's gradient of the tied embedding. This gradient is
+  // the largest tensor here.
   const Words tied = with_keys(all, {"--dist.pipeline=2", "--model.tie_weights=true",
                                      "--model.vocab_size=5000", "--train.grad_accum=2"});
   REQUIRE(train_on(f, 2, "kind.toml", "tied", tied).code == 0);
@@ -405,7 +407,7 @@ TEST_CASE("plan forecasts the memory of stages whose input is smaller than the m
             .epsilon(0.05));
 }
 
-/// Returns five parameters of ones: a table, three blocks and a head.
+/// Returns five parameters that are filled with ones: a table, three blocks and a head.
 std::vector<NamedParameter> three_blocks() {
   const auto parameter = [](const char* path, int64_t block) {
     return NamedParameter{path, Variable::parameter(torch::ones({1000})), Role::bias, block};
@@ -445,7 +447,7 @@ TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
     }
     stage.publish_update();
 
-    // The last stage got the updated table if it uses it.
+    // The last stage got the updated table if it uses the table.
     const bool has_table = rank == 0 || (is_tied && rank == 2);
     CHECK(std::ssize(stage.local()) == (rank == 1 ? 1 : 2) + (is_tied && rank == 2 ? 1 : 0));
     const std::vector<double> mine = firsts(parameters);
@@ -461,7 +463,8 @@ TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
     }
     CHECK(firsts(parameters)[0] == (has_table ? 10 : 0));
 
-    // A gradient of a parameter that another stage has would be lost, so it is an error.
+    // If a stage has a gradient of a parameter that belongs to another stage, this gradient would
+    // be lost, so it is an error.
     if (is_tied) continue;
     for (const size_t i : {0, 4}) {
       if (mine[i] == 0) parameters[i].parameter.leaf().grad = torch::ones({1000});
@@ -487,7 +490,7 @@ TEST_CASE("plan forecasts the memory of keys that collect all parameters of a pi
   const Words keys = with_keys(
       pipeline_keys, {"--train.steps=2", "--train.eval_interval=0", "--train.batch_size=1",
                       "--train.grad_accum=2", "--dist.pipeline=2"});
-  // The forecast excludes the tensors of the statistics.
+  // The forecast does not count the tensors of the statistics that log.layers computes.
   for (const auto& [more, tolerance] :
        {std::pair("--train.sample_interval=1", 0.05), {"--log.layers=1", 0.1}}) {
     const Words own = with_keys(with_keys(keys, {"--checkpoint.interval=1"}), {more});
@@ -508,7 +511,7 @@ TEST_CASE("weights of another stage that are not finite are never saved", "[pipe
   const std::string config = lathe::test::slurp(f / "kind.toml");
   const Words keys =
       with_keys(pipeline_keys, {"--train.steps=1", "--train.eval_interval=0", "--dist.pipeline=2"});
-  for (const char* scale : {"1", "1e30"}) {  // with 1, weights stay finite
+  for (const char* scale : {"1", "1e30"}) {  // with 1, the weights stay finite
     lathe::test::write_file(f / "kind.toml",
                             config +
                                 "[[optim.groups]]\nmatch = \"blocks.3.*\"\nlr_scale "

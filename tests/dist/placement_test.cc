@@ -14,8 +14,8 @@ namespace {
 
 using namespace lathe;
 
-/// Sets these environment variables of a launcher, and removes all others that a launcher sets.
-/// Removes these variables on destruction.
+/// Sets the given environment variables of a launcher, and removes all other variables that a
+/// launcher sets. Removes the given variables on destruction.
 class Environment {
  public:
   explicit Environment(std::map<std::string, std::string> set) : set_(std::move(set)) {

@@ -103,8 +103,8 @@ class RunsOnRanks {
     make_data(folder_);
   }
 
-  /// Trains on `ranks` processes with the keys of `more` added as by with_keys(), and returns the
-  /// run folder.
+  /// Trains on `ranks` processes with the shared keys, to which with_keys() adds `more`. Returns
+  /// the run folder.
   fs::path train(int ranks, const Kind& kind, const std::vector<std::string>& more) {
     write_config(folder_, kind);
     const std::string name = std::to_string(n_++);
@@ -113,7 +113,7 @@ class RunsOnRanks {
     REQUIRE(done.code == 0);
     return folder_ / ("runs/" + name);
   }
-  /// Trains like train(), and returns the results of the run.
+  /// Calls train(), and returns the results of the run.
   std::string results(int ranks, const Kind& kind, const std::vector<std::string>& more) {
     return results_of(train(ranks, kind, more), last_);
   }
@@ -125,7 +125,7 @@ class RunsOnRanks {
   int n_ = 0;
 };
 
-/// Returns the values of key `name` in a run's metrics.jsonl, in order.
+/// Returns a run's values of the metric `name` from metrics.jsonl, in order.
 inline std::vector<double> numbers_of(const fs::path& run, const char* name) {
   std::vector<double> all;
   std::istringstream lines(slurp(run / "metrics.jsonl"));
@@ -136,7 +136,7 @@ inline std::vector<double> numbers_of(const fs::path& run, const char* name) {
   return all;
 }
 
-/// Returns the largest relative difference of key `name` between the metrics of two runs.
+/// Returns the largest relative difference between two runs' values of the metric `name`.
 inline double difference_between(const fs::path& a, const fs::path& b, const char* name) {
   const std::vector<double> x = numbers_of(a, name), y = numbers_of(b, name);
   REQUIRE(x.size() == y.size());
@@ -180,8 +180,8 @@ inline Json plan_of(const TempFolder& f, int ranks, const std::string& config,
 }
 
 /// Checks that `lathe plan` forecasts the bytes that rank 0 of a finished run sent per step and,
-/// within a twentieth, the peak memory of its tensors. `keys`: those of the run. Returns that
-/// memory in bytes.
+/// within a twentieth, the peak memory of its tensors. `keys`: the config keys of the run. Returns
+/// the measured peak in bytes.
 inline double check_forecast(const TempFolder& f, int ranks, const std::vector<std::string>& keys,
                              const fs::path& run) {
   const Json stats = first_rank_stats(run);

@@ -25,7 +25,8 @@ const Kind four_block_gpt{
     .name = "gpt",
     .data = "text",
     .keys = "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
-// The matrices of this GPT have more elements than a partial sum covers, so that ranks divide them.
+// The matrices of this GPT have more elements than a partial sum covers, so that ranks divide the
+// matrices.
 const Kind divided_gpt{
     .name = "gpt",
     .data = "text",
@@ -66,13 +67,14 @@ struct RefusedPair {
   std::string kind, precision;
 };
 
-/// The pairs that the program refuses: fp8 for kinds without repeated blocks of linear layers.
+/// The pairs that the program refuses. They combine fp8 with kinds that have no repeated blocks of
+/// linear layers.
 const std::vector<RefusedPair> refused_pairs{{.kind = "rnn", .precision = "fp8"},
                                              {.kind = "convnet", .precision = "fp8"},
                                              {.kind = "mlp", .precision = "fp8"}};
 
-/// Returns the table. A smaller table is impossible: each of the four optimizers needs a cell with
-/// fp8, which only GPTs and Llamas support. GPTs and Llamas need six more cells for the other
+/// Returns the table. A smaller table is impossible. Each of the four optimizers needs a cell with
+/// fp8, and only GPTs and Llamas support fp8. GPTs and Llamas need six more cells for the other
 /// precisions. Each of the other kinds needs four cells, one per optimizer.
 ///
 /// In test::kinds, index 0 is an mlp with batch norm, 1 is an mlp of numbers, 2 is a convnet, 3 is

@@ -98,7 +98,7 @@ TEST_CASE("a run is bitwise the same on 8 processes and for any bucket size", "[
   const std::string alone = runs.results(1, small_gpt, keys);
   CHECK((runs.results(8, small_gpt, keys) == alone));
   CHECK((runs.results(2, small_gpt, with_keys(keys, {"--dist.bucket_mb=0.001"})) == alone));
-  // A wrong seed must be noticed.
+  // The comparison must notice a wrong seed.
   CHECK((runs.results(1, small_gpt, with_keys(keys, {"--train.seed=7"})) != alone));
 }
 
@@ -116,8 +116,8 @@ TEST_CASE(
   CHECK((runs.results(3, small_gpt, keys) == alone));
   CHECK((sharded(3, "optimizer") == alone));
 
-  // Each process has every second micro-batch, so the bits are the same for any number of
-  // micro-batches.
+  // With these values of dist.shard, each process has every second micro-batch, so the bits are the
+  // same for any number of micro-batches.
   CHECK((sharded(2, "gradients") == alone));
   CHECK((sharded(2, "parameters") == alone));
 }
@@ -138,7 +138,7 @@ TEST_CASE("with train.spike_sigma, all processes skip the same updates", "[same_
   }
 }
 
-/// A run whose processes have three micro-batches each.
+/// The config of runs whose processes have three micro-batches each.
 struct ThreeEach {
   const Kind& kind;
   Words keys;
@@ -154,7 +154,7 @@ const Words fifty_steps{"--train.steps=50",         "--train.batch_size=2",   "-
                         "--checkpoint.interval=50"};
 
 /// Checks that repeated runs of 50 steps on `ranks` processes are bitwise equal, and that their
-/// metrics are within a relative 1e-6 of those of one process.
+/// metrics differ by at most a relative 1e-6 from a run on one process.
 void check_within_rounding(int ranks, const std::vector<ThreeEach>& cells) {
   const std::string last = "step-00000050";
   RunsOnRanks runs(with_keys(fifty_steps, {"--train.grad_accum=" + std::to_string(3 * ranks)}),
@@ -191,9 +191,10 @@ TEST_CASE(
     "rounding, and the same bits every time",
     "[same_bits]") {
   const auto& kinds = lathe::test::kinds;
-  // The mlp with batch norm is trained by sgd. Its biases come before the norms, so that their
-  // gradients consist of rounding errors only, which Adam scales up to steps of the learning rate.
-  // The running means lag behind the biases, so that evaluations differ by 7e-5.
+  // The mlp with batch norm is trained by sgd, not Adam. Its biases come before the norms, so the
+  // gradients of the biases consist of rounding errors only. Adam would scale these errors up to
+  // steps of the learning rate. The running means lag behind the biases, so evaluations would
+  // differ by 7e-5.
   check_within_rounding(2, {{small_gpt, {}},
                             {kinds[3], {"--dist.shard=optimizer"}},
                             {kinds[1], {}},

@@ -1,5 +1,5 @@
-// Tests of sequence parallelism: its ops are compared with LibTorch on complete rows, and
-// runs whose tensor ranks divide the residual stream with runs on one process.
+// Tests of sequence parallelism. Its ops are compared with LibTorch on complete rows. Runs whose
+// tensor ranks divide the residual stream are compared with runs on one process.
 #include "dist/sequence_ranks.h"
 
 #include <functional>
@@ -35,7 +35,8 @@ bool equals_whole_rows(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && torch::allclose(a, b, 1e-12, 1e-12);
 }
 
-/// A block x + down(up(x * scale)^2), where `up` and `down` are tensor-parallel and `scale` is not.
+/// The block x + down(up(x * scale)^2), in which `up` and `down` are tensor-parallel and `scale` is
+/// not.
 struct CutBlock {
   at::Tensor up = random_values(1, {12, 4}), down = random_values(2, {4, 12}),
              scale = random_values(3, {4});
@@ -102,7 +103,8 @@ TEST_CASE("a rank checks the ops of sequence parallelism", "[.rank_of_sequence_r
        {RecomputePolicy::none, RecomputePolicy::blocks, RecomputePolicy::selective})
     check_blocks(policy);
 
-  // Passes without a graph keep complete rows, and rows that the ranks can't divide are refused.
+  // Forward passes without a graph keep complete rows. Rows that the ranks can't divide are
+  // refused.
   const DivideSequence divided;
   const auto whole = [](size_t, const Variable& in) {
     CHECK(mode().sequence_part == nullptr);
@@ -157,8 +159,8 @@ TEST_CASE("the ranges of all parts are the positions of a process's chunks in or
 
 TEST_CASE("tensor ranks with parts of unequal sizes own the same ranges of uncut parameters",
           "[sequence_ranks]") {
-  // The parameters are a vocabulary whose rows two ranks can't divide equally, and parameters
-  // before and after it that are not cut.
+  // The parameters are a vocabulary whose rows two ranks can't divide equally, and uncut parameters
+  // before and after the vocabulary.
   constexpr int64_t rows = 257, width = 96, count = 40;
   std::vector<ElementRange> ranges[2];
 
@@ -224,9 +226,9 @@ TEST_CASE("runs that divide the residual stream have the losses of one process",
     double tolerance = 1e-6;
   };
 
-  // Sums over the processes have another order for 30 steps. The tolerance is 1e-6 in float32, and
-  // larger in bfloat16, which rounds more coarsely, and for Muon, whose iteration amplifies
-  // differences.
+  // In each of 30 steps, sums over the processes have another order. The tolerance is 1e-6 in
+  // float32. It is larger in bfloat16, which rounds more coarsely, and for Muon, whose iteration
+  // amplifies differences.
   const std::vector<Cell> cells{
       {dropping_gpt, 2, {"--train.eval_interval=10", "--optim.grad_clip=0.5"}, {}},
       {dropping_gpt, 4, {"--memory.saved=bf16"}, {"--dist.context=2"}, 2e-2},

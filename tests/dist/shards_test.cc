@@ -93,8 +93,7 @@ TEST_CASE("parameters that are updated as a whole are never cut", "[shards]") {
 }
 
 TEST_CASE("buckets end in the order in which a backward pass completes them", "[shards]") {
-  // Small parameters of two kinds alternate. The buckets of neither kind may wait for the first
-  // layer.
+  // Small parameters of two kinds alternate. No bucket of either kind may wait for the first layer.
   std::vector<int64_t> sizes;
   std::vector<bool> divisible;
   for (int layer = 0; layer < 16; ++layer) {
@@ -140,7 +139,8 @@ TEST_CASE("sharding changes no bits with any optimizer and precision", "[shards]
     for (const std::string& key : cells[i]) keys += key + " ";
     const std::string alone = runs.results(1, wide_gpt, cells[i]);
 
-    // A cell runs each kind of sharding on 2 or 4 ranks. All combinations occur over the cells.
+    // Each cell runs several kinds of sharding, each on 2 or on 4 ranks. The cells together have
+    // all combinations.
     const int first = i % 2 == 0 ? 2 : 4;
     INFO(keys);
     if (i % 3 == 0)
@@ -154,12 +154,12 @@ TEST_CASE("sharding changes no bits with any optimizer and precision", "[shards]
                                              "--memory.recompute=" + policy})) == alone));
   }
 
-  // On three ranks, each rank has a block of two micro-batches.
+  // On three ranks, each rank has two micro-batches.
   const Words six{"--train.grad_accum=6"};
   CHECK((runs.results(3, wide_gpt, with_keys(six, {"--dist.shard=gradients"})) ==
          runs.results(1, wide_gpt, six)));
 
-  // A wrong seed must be noticed.
+  // The comparison must notice a wrong seed.
   CHECK((runs.results(2, wide_gpt, {"--dist.shard=optimizer", "--train.seed=7"}) !=
          runs.results(1, wide_gpt, {})));
 }
@@ -175,7 +175,7 @@ TEST_CASE("sharding saves the memory and sends the bytes that plan forecasts", "
       "--train.steps=2",        "--train.grad_accum=4",      "--train.batch_size=1",
       "--train.log_interval=1", "--train.eval_interval=0",   "--dist.timeout=60",
       "--dist.bucket_mb=0.3",   "--memory.recompute=blocks", "--checkpoint.interval=0"};
-  // The model has 6 blocks of 12 x 128^2 elements. Other parameters are neglected.
+  // The model has 6 blocks of 12 x 128^2 elements. This bound neglects other parameters.
   const double elements = 6.0 * 12 * 128 * 128, others = 3.0 / 4;
 
   std::vector<double> memory;
@@ -188,12 +188,13 @@ TEST_CASE("sharding saves the memory and sends the bytes that plan forecasts", "
 
     const lathe::Json forecast = lathe::test::plan_of(f, 4, "kind.toml", own);
     CHECK(forecast.at("sent_bytes_per_step") == lathe::test::most_sent(f / "runs" / shard));
-    // The number of buckets that wait for the exchange depends on timing. Five buckets have 1.5 MB.
+    // The number of buckets that wait for the exchange depends on timing. Five buckets take 1.5 MB.
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).margin(1.5e6));
   }
-  // Three quarters of Adam's 8 bytes per parameter are on other ranks. So are three quarters of the
-  // parameters' 4 bytes, except in the block that runs. Buckets in transfer need some memory.
+  // Three quarters of Adam's 8 bytes per parameter are on other ranks. Three quarters of the
+  // parameters' 4 bytes are also on other ranks, except in the block that runs. Buckets in transfer
+  // need some memory.
   CHECK(memory[0] - memory[1] > 0.9 * 8 * others * elements - 0.3e6);
   CHECK(memory[1] - memory[3] > 0.3 * 4 * others * elements - 0.3e6);
 }
@@ -242,8 +243,8 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
                    "--train.log_interval=1", "--train.eval_interval=0", "--dist.timeout=60",
                    "--checkpoint.interval=0"};
 
-  // Buckets of 2 MB hold 2 matrices of a block. With fp8, matrices and vectors have separate
-  // buckets, and one is full soon after the other.
+  // A bucket of 2 MB holds 2 matrices of a block. With fp8, matrices and vectors have separate
+  // buckets, which become full shortly after each other.
   for (const Words& more : {Words{"--dist.bucket_mb=2", "--dist.shard=optimizer"},
                             Words{"--dist.bucket_mb=2", "--dist.shard=gradients"},
                             Words{"--dist.bucket_mb=2", "--memory.update_in_backward=true",
@@ -256,16 +257,16 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
     double most = 0;
     for (const Json& rank : lathe::test::rank_stats(f / "runs" / (more[0] + more[1])))
       most = std::max(most, rank.at("memory_bytes").get<double>());
-    // A bucket that is sent while the next one is filled takes 2 of 30 MB. It may have been sent
-    // earlier.
+    // A bucket that is sent while the next one is filled takes 2 of 30 MB, unless it has already
+    // been sent.
     const double planned = lathe::test::plan_of(f, 2, "kind.toml", own).at("tensors_mb");
     CHECK(most <= 1.03 * planned * (1 << 20));
     CHECK(most >= 0.9 * planned * (1 << 20));
   }
 }
 
-/// A layer of an RNN uses its weights at every position, so their gradients are summed at the cast
-/// that all uses share.
+/// A layer of an RNN uses its weights at every position. All uses share one cast of the weights, at
+/// which their gradients are summed.
 TEST_CASE("weights whose casts are shared by several uses are bitwise unchanged by sharding",
           "[shards]") {
   RunsOnRanks runs(shard_keys, "step-00000004");

@@ -41,8 +41,8 @@ std::pair<at::Tensor, at::Tensor> kept_and_wanted(const Variable& p, at::Tensor 
   return {own, whole.narrow(0, end - own.numel(), own.numel())};
 }
 
-/// Starts a run as this process's rank, and compares its parameters with those of a model on one
-/// process.
+/// Starts a run as this process's rank, and compares the run's parameters with the parameters of a
+/// model on one process.
 void check_start(const Words& keys) {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -181,7 +181,7 @@ TEST_CASE("processes that read different source weights are refused", "[start]")
   fs::copy(f / "exported", elsewhere / "exported");
   change_last_block(elsewhere / "exported/model.safetensors");
 
-  // The weights are those that only rank 1 reads, and frozen weights, which no checkpoint has.
+  // The runs read weights that only rank 1 has, or frozen weights, which no checkpoint has.
   for (const Words& keys : {Words{"--train.init_from=exported", "--dist.pipeline=2"},
                             {"--adapters.base=run", "--adapters.rank=2"},
                             {"--train.task=distill", "--distill.teacher=run"}}) {
@@ -234,12 +234,13 @@ TEST_CASE("an evaluation needs less than 15% more memory than training", "[start
           plan_of(f, 2, "kind.toml", own).at("tensors_mb").get<double>() * (1 << 20);
       const auto measured =
           first_rank_stats(f / ("runs/" + layout[0] + interval)).at("memory_bytes").get<double>();
-      // The number of buckets that wait, and of blocks gathered ahead, depends on timing.
+      // The number of buckets that wait depends on timing. So does the number of blocks whose
+      // parameters are gathered ahead.
       CHECK(measured == Approx(planned).epsilon(0.1));
       return measured;
     };
-    // If each process gathered all parameters, that would add a third. The tensors of a batch add
-    // little.
+    // If each process gathered all parameters, the peak would be a third higher. The tensors of a
+    // batch add little.
     CHECK(peak("1") < 1.15 * peak("0"));
   }
 }

@@ -1,5 +1,5 @@
-// Tests of tensor parallelism: its ops are compared with LibTorch's autograd of complete tensors,
-// and tensor-parallel runs with runs on one process.
+// Tests of tensor parallelism. Its ops are compared with LibTorch's autograd of complete tensors.
+// Tensor-parallel runs are compared with runs on one process.
 #include "dist/tensor_ranks.h"
 
 #include <algorithm>
@@ -51,8 +51,9 @@ at::Tensor own_part(const at::Tensor& whole, int64_t dim) {
   return whole.slice(dim, own.begin, own.end);
 }
 
-/// Checks a loss that all ranks compute from x: its value, gradient and second derivatives. `ours`
-/// computes the loss with this rank's part of the weights, and `oracle` with the complete weights.
+/// Checks the value, the gradient and the second derivatives of a loss that all ranks compute from
+/// x. `ours` computes the loss with this rank's part of the weights, and `oracle` with the complete
+/// weights.
 void check_loss(const std::function<Variable(const Variable&)>& ours,
                 const std::function<at::Tensor(const at::Tensor&)>& oracle, const at::Tensor& x) {
   const at::Tensor theirs = x.clone().requires_grad_();
@@ -74,7 +75,7 @@ void check_products() {
   const at::Tensor x = random(1, {4, 6}), up = random(2, {5, 6}), down = random(3, {6, 5}),
                    weights = random(4, {4, 6}), wide = random(5, {4, 5});
 
-  // Hidden units are divided; the second product adds up the ranks' results.
+  // Hidden units are divided. The second matmul adds up the ranks' results.
   check_loss(
       [&](const Variable& v) {
         const Variable h = linear(copy_to_tensor_ranks(v * v), Variable(own_part(up, 0)));
@@ -87,7 +88,7 @@ void check_products() {
       },
       x);
 
-  // Outputs are gathered.
+  // In the second block, outputs are gathered.
   check_loss(
       [&](const Variable& v) {
         const Variable h = linear(copy_to_tensor_ranks(v * v), Variable(own_part(up, 0)));
@@ -125,7 +126,8 @@ void check_cross_entropy() {
   }
 }
 
-/// Checks the loss if all targets are ignored, and errors of targets outside of the vocabulary.
+/// Checks the loss if all targets are ignored. Checks the errors for targets outside of the
+/// vocabulary.
 void check_targets_of_cross_entropy() {
   const Variable logits(own_part(random(6, {7, 3}), 0).t().contiguous());
   const auto loss_of = [&](const at::Tensor& targets) {
@@ -241,8 +243,8 @@ TEST_CASE("a tensor-parallel run agrees with one process up to rounding", "[tens
     Words keys;
     double tolerance;
   };
-  // Two processes add up sums of 32 to 128 terms in another order, for 50 steps. The tolerance is
-  // 1e-6 in float32, and larger in bfloat16, which rounds more coarsely.
+  // In each of 50 steps, two processes add up sums of 32 to 128 terms in another order than one
+  // process. The tolerance is 1e-6 in float32, and larger in bfloat16, which rounds more coarsely.
   const std::vector<Cell> cells{
       {tied_gpt, {"--optim.grad_clip=0.5", "--train.eval_interval=25"}, 1e-6},
       {untied_gpt, {"--memory.recompute=blocks"}, 1e-6},
@@ -342,7 +344,8 @@ TEST_CASE("tensor-parallel checkpoints equal those of one process, and runs resu
     check_same_tensors(f / "runs" / whole, f / "runs" / moved, "step-00000009");
   }
 
-  // With lr = 0 a step changes no weight: two processes must write the same file as one.
+  // With lr = 0, a step changes no weight, so two processes must write the same file as one
+  // process.
   const Words still = with_keys(
       tensor_keys, {"--optim.kind=sgd", "--optim.lr=0", "--train.steps=2", "--checkpoint.keep=5"});
   REQUIRE(train_on(f, 1, "kind.toml", "still", with_keys(still, {"--train.pause_at=1"})).code ==
@@ -368,7 +371,8 @@ TEST_CASE("weights of another tensor rank that are not finite are never saved", 
   REQUIRE(train_on(f, 1, "kind.toml", "source", with_keys(once, {"--model.vocab_size=300"})).code ==
           0);
 
-  // No token of the text uses the last row, so only weight decay changes it: to -9 times its value.
+  // No token of the text uses the last row of the embedding, so only weight decay changes this row.
+  // It becomes -9 times its value.
   const fs::path checkpoint = f / "runs/source/checkpoints/step-00000001";
   const auto set_last_row = [&](double value) {
     std::vector<at::Tensor> held;
@@ -487,7 +491,7 @@ TEST_CASE("dist.tensor is checked against the model of train.init_from", "[tenso
                                 .keys = "n_layer = 1\nn_head = 3\nn_embd = 24\nblock_size = 12\n"});
   REQUIRE(train_on(f, 1, "kind.toml", "source", tensor_keys).code == 0);
 
-  // The defaults of [model] have 4 heads, which 2 divides and 3 does not.
+  // The default number of heads in [model] is 4, which 2 tensor ranks can divide and 3 can't.
   lathe::test::write_config(f, {.name = "gpt", .data = "text", .keys = ""});
   const auto on = [&](int ranks, const std::string& name) {
     return train_on(f, ranks, "kind.toml", name,
@@ -500,7 +504,8 @@ TEST_CASE("dist.tensor is checked against the model of train.init_from", "[tenso
   CHECK(!fs::exists(f / "runs/two"));
   CHECK(on(3, "three").code == 0);
 
-  // A single process ignores the key, and so do commands that read its checkpoint.
+  // A run on a single process ignores the key. Commands that read the run's checkpoint also ignore
+  // it.
   REQUIRE(on(1, "alone").code == 0);
   for (const char* command : {"eval", "verify", "inspect"})
     CHECK(lathe::test::lathe_in(f, {command, "runs/alone"}).code == 0);

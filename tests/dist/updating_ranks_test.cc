@@ -21,7 +21,7 @@ const Words in_backward{"--memory.update_in_backward=true"};
 struct UpdatingCase {
   const Kind& kind;
   Words keys;
-  Words more = {};  ///< further keys, which only the run on several processes has
+  Words more = {};  ///< additional keys of the run on several processes
 };
 
 /// Returns the cases. In test::kinds, index 0 is an MLP with batch norm, 2 is a convnet, 3 is a
@@ -29,7 +29,8 @@ struct UpdatingCase {
 std::vector<UpdatingCase> updating_cases() {
   const auto& kinds = lathe::test::kinds;
   return {
-      // These two cases have buckets of one parameter, and one bucket for all parameters.
+      // The first case has a bucket for each parameter. The second case has one bucket for all
+      // parameters.
       {updating_gpt, {"--optim.grad_clip=0", "--dist.bucket_mb=0.001"}},
       {updating_gpt, {"--optim.grad_clip=0", "--optim.ema_decay=0.9"}},
       {updating_gpt,
@@ -67,7 +68,7 @@ TEST_CASE("updates in backward on several processes are bitwise equal to updates
              alone));
     }
 
-    // A wrong clipping norm must be noticed.
+    // The comparison must notice a wrong clipping norm.
     CHECK((runs.results(ranks, updating_gpt, with_keys({"--optim.grad_clip=0.02"}, in_backward)) !=
            runs.results(1, updating_gpt, {"--optim.grad_clip=0.01"})));
   }
@@ -88,7 +89,8 @@ TEST_CASE("updates in backward save the gradients' memory on each process, as pl
           "[updating_ranks]") {
   const TempFolder f;
   make_data(f);
-  // Parameters take more memory than activations: 8 blocks of 12 x 64^2 elements and little more.
+  // Parameters take more memory than activations. Nearly all parameters are in 8 blocks of 12 x
+  // 64^2 elements.
   write_config(f, {"gpt", "text", "n_layer = 8\nn_head = 2\nn_embd = 64\nblock_size = 4\n"});
   std::vector<double> memory;
   for (const Words& more : {Words{}, in_backward}) {

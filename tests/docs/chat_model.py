@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Runs the commands and programs of docs/guide/chat-model.md in order, in a temporary folder, and
-checks their output. The model is small and has random weights, and its folder has the files of
+checks their output. The model is small and has random weights. Its folder has the same files as
 SmolLM2-135M-Instruct.
 
   tests/docs/chat_model.py LATHE
 
 Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one that LATHE_HF_PYTHON
-names. Before it is trained, the imported model must answer differently.
+names. The imported model must answer differently before and after training.
 """
 import os
 import re
@@ -94,7 +94,8 @@ def main():
         assert by_gguf.splitlines()[-1] == "It has the chat template.", by_gguf
         assert f" {smollm2.CONTEXT} tokens of context" in by_gguf, by_gguf
 
-        # The export has the files of the original, and the same generation_config.json.
+        # The exported folder has the files of the original folder, and the same
+        # generation_config.json.
         exported = folder / "exported/assistant"
         assert sorted(p.name for p in exported.iterdir()) == [f for f in FILES if f != "special_tokens_map.json"]
         kept = (exported / "generation_config.json").read_bytes()

@@ -68,7 +68,7 @@ Page::Page(const std::string& markdown) {
     }
     if (!line.starts_with("|")) continue;
 
-    // The line is a row of a table, in which a bar within a cell is written as \|.
+    // This line is a row of a table. A bar within a cell is written as \|.
     static const std::regex code("`([^`]+)`");
     for (std::sregex_iterator i(line.begin(), line.end(), code), end; i != end; ++i) {
       cells.push_back(replace_all((*i)[1], "\\|", "|"));
@@ -195,7 +195,7 @@ class Checker {
       problems.push_back("lathe has no command " + name);
       return;
     }
-    // `lathe launch` runs another command, after "--".
+    // `lathe launch` runs the command that follows "--".
     const auto inner = std::find(words.begin(), words.end(), "--");
     if (inner != words.end()) {
       Strings command{"lathe"};
@@ -230,7 +230,7 @@ class Checker {
     }
   }
 
-  /// Checks the options of a cell that names no command: at least one command must have each
+  /// Checks the options of a cell that names no command. At least one command must have each
   /// option.
   void check_lone_options(const Strings& words) {
     static const std::set<std::string> of_other_programs{"no-requeue"};  // an option of sbatch
@@ -378,7 +378,7 @@ TEST_CASE("the checker reports commands, options, keys and files that do not exi
   CHECK(problems("| `docs/no.md` | x |\n") == Strings{"there is no file docs/no.md"});
   CHECK(problems("```sh\nlathe train x.toml\n").size() == 1);  // the block has no end
 
-  // Correct names, and prose, give no problem.
+  // Correct names and prose cause no findings.
   CHECK(shell("lathe eval runs/x  # lathe evaluate") == Strings{});
   CHECK(problems("| `lathe bench step CONFIG\\|RUN` | x |\n") == Strings{});
   CHECK(problems("`lathe trian` has `--promt`, `train.stepz` and `docs/no.md`.\n") == Strings{});
@@ -413,7 +413,7 @@ TEST_CASE("the version is that of the newest release", "[doc_commands]") {
 }
 
 TEST_CASE("docs/ lists every exit code and every Debian package", "[doc_commands]") {
-  // The expected codes are those of the help, and 130, which a second SIGINT gives.
+  // The expected codes are the codes in the help, and 130, which a second SIGINT gives.
   const std::string help = run({.binary = "lathe",
                                 .args = {"--help"},
                                 .folder = fs::temp_directory_path(),
@@ -462,8 +462,8 @@ TEST_CASE("commands of the pages run with a text and a table of the reader", "[d
   write_file(f / "my.csv", table);
   fs::copy(source_folder() / "configs", f / "configs");
 
-  // `prepare` runs as it is. For `train`, which takes minutes, the config is checked with the same
-  // options.
+  // The command `prepare` of a page runs unchanged. `train` would take minutes, so only its config
+  // and options are checked.
   int prepared = 0, checked = 0;
   for (const auto& [path, text] : pages()) {
     for (const auto& block : Page(text).blocks) {

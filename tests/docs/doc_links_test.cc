@@ -33,8 +33,8 @@ Strings text_lines(const std::string& page) {
       continue;
     }
 
-    // An indented block begins only after a blank line. Without one, an indented line continues the
-    // paragraph or list above.
+    // An indented block begins only after a blank line. Without a blank line, an indented line
+    // continues the paragraph or list above it.
     indented = line.starts_with("    ") && (after_blank || indented);
     after_blank = line.find_first_not_of(" \t") == std::string::npos;
     if (!indented) lines.push_back(line);
@@ -73,7 +73,8 @@ std::string anchor_of(const std::string& heading) {
   return text;
 }
 
-/// Returns the anchors of a page's headings; a repeated heading gets -1, -2 and so on.
+/// Returns the anchors of a page's headings. The anchors of repeated headings end with -1, -2 and
+/// so on.
 std::set<std::string> anchors_in(const std::string& page) {
   std::set<std::string> anchors;
   std::map<std::string, int> seen;
@@ -204,7 +205,7 @@ TEST_CASE("the link check finds broken links", "[doc_links]") {
              "# Other page\n\n## Same\n\n## Same\n\n## `--fit` and [more](x.md): 8 GB\n");
   const auto broken = [&](const std::string& page) { return broken_links(f / "README.md", page); };
 
-  // These links are right.
+  // These links are correct.
   CHECK(broken("# Top\n[a](guide/other.md) [b](guide/other.md#same-1) [c](#top) [d](guide) "
                "![e](guide/other.md \"t\")")
             .empty());
@@ -217,7 +218,7 @@ TEST_CASE("the link check finds broken links", "[doc_links]") {
   CHECK(broken("# Top\n\n```sh\n# comment\n```\n[a](#comment)") ==
         Strings{"#comment: no such heading"});
 
-  // These links are broken, in each form.
+  // These links are broken. There is one of each form.
   CHECK(broken("[a](absent.md)") == Strings{"absent.md: no such file"});
   CHECK(broken("text with [a\nlink](absent.md) in it") == Strings{"absent.md: no such file"});
   CHECK(broken("![a](absent.svg)") == Strings{"absent.svg: no such file"});

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the commands of two pages of the guide in order, in a temporary folder and with fewer training steps, and
-checks the results: the run, its re-imported export and transformers must generate the same text. transformers is
-optional; LATHE_HF_PYTHON names a Python that has it.
+"""Runs the commands of two pages of the guide in order, in a temporary folder and with fewer
+training steps. The trained run, its export after `lathe import`, and transformers must generate the
+same text. transformers is optional; LATHE_HF_PYTHON names a Python that has the package.
 
   tests/docs/guide_commands.py LATHE LIBTORCH [STEPS]
 
-LIBTORCH is the folder with include/. STEPS is the number of steps of each training, 40 by default;
-0 uses the steps of the configs.
+LIBTORCH is the LibTorch folder that contains include/. STEPS is the number of steps of each
+training, 40 by default; 0 uses the steps of the configs.
 """
 import json
 import os
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# The second page continues with the run that the first one trains.
+# The second page continues with the run that the first page trains.
 PAGES = ("docs/guide/language-models.md", "docs/guide/fine-tuning.md")
 
 
@@ -63,7 +63,7 @@ def main():
             if code.startswith("TEXT="):
                 environment["TEXT"] = code.strip().removeprefix("TEXT=")
                 continue
-            # One shell runs a block, and prints a marker before each command of Lathe.
+            # One shell runs each block, and prints a marker before each `lathe` command.
             done = subprocess.run(["bash", "-euc", re.sub(r"^lathe ", "echo '# 'lathe; lathe ", code, flags=re.MULTILINE)],
                                   cwd=folder, env=environment, capture_output=True, text=True)
             assert done.returncode == 0, f"{code}\nended with {done.returncode}:\n{done.stdout}\n{done.stderr}"

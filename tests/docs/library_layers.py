@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the tables of layers and options in docs/reference/library.md with the headers of
-nn/layers/. Each layer that can be called must be listed with the parameters of its constructor, or
-with its fields if it has none, and their defaults.
+nn/layers/. Each layer that can be called must be listed with the parameters of its constructor and
+their defaults. A layer without a constructor must be listed with its fields and their defaults.
 
   tests/docs/library_layers.py [--table]
 
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Structs of options that are not in nn/layers/.
+# These structs of options are not in nn/layers/.
 OTHER_HEADERS = ["autograd/ops/images.h", "autograd/ops.h"]
 OPTIONS = ["TransformerOptions", "RecurrentOptions", "Conv1dOptions", "Conv2dOptions", "AttentionMask", "RotaryScaling"]
 
@@ -71,8 +71,8 @@ def fields(body):
 
 
 def layers():
-    """Returns the calls that the page's first table must list, by layer, and the fields of each
-    struct of options."""
+    """Returns two dicts: the call that the page's first table must list for each layer, and the
+    fields of each struct of options."""
     all_structs = {}
     for path in sorted((ROOT / "nn/layers").glob("*.h")):
         all_structs |= dict(structs(path.read_text()))

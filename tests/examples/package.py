@@ -40,8 +40,8 @@ def try_own_model(binary, folder):
     keys = ["--data.dir=blobs", "--train.eval_interval=0", "--train.threads=1"]
     assert "kind = \"maxout\"" in run(binary, "config", "show", config, *keys, cwd=folder)
     assert "time of the run" in run(binary, "plan", config, *keys, cwd=folder)
-    # This model is too large to be measured here, and its kind does not define how to scale it
-    # down.
+    # This model is too large to be measured here, and its model kind does not define how to scale
+    # it down.
     large = ["--model.n_hidden=99991", "--model.n_piece=97", "--train.batch_size=4096"]
     assert "from a smaller version that was measured" in run(binary, "plan", config, *keys, *large, cwd=folder)
     train = [binary, "train", config, *keys, "--schedule.kind=constant"]
@@ -107,8 +107,8 @@ def try_own_task(binary, folder):
 
 
 def check_shipped_files(prefix, folder):
-    """Checks the installed man page, completions, configs and docs. Help and errors must contain
-    the paths of installed configs."""
+    """Checks the installed man page, completions, configs and docs. The help and the errors must
+    name the installed configs by their paths."""
     share = prefix / "share"
     assert "\n.B lathe train" in (share / "man/man1/lathe.1").read_text()
     for file in ["bash-completion/completions/lathe", "zsh/site-functions/_lathe", "fish/vendor_completions.d/lathe.fish"]:

@@ -1,4 +1,5 @@
-// Fuzzes the reader of CSV: fields are written again in quotes, and must be read as before.
+// Fuzzes the reader of CSV. Fields that were read are written again in quotes, and must be read as
+// the same fields.
 #include "data/prepare/csv.h"
 
 #include "tests/fuzz/fuzz.h"

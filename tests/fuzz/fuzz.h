@@ -1,8 +1,8 @@
 // Helpers of the fuzz targets: a corpus that starts with the target's seeds, and files in memory.
 //
-// A target is one file with seeds() and LLVMFuzzerTestOneInput. For each input, the parser may
-// return a value or throw a lathe::Error. Anything else is a fault: a crash, another exception, a
-// report of a sanitizer, or more than ten seconds.
+// A target is one file with seeds() and LLVMFuzzerTestOneInput. It passes each input to a parser,
+// which may return a value or throw a lathe::Error. Anything else is a fault: a crash, another
+// exception, a report of a sanitizer, or more than ten seconds.
 #pragma once
 
 #include <sys/mman.h>

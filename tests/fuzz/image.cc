@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     ImageFile image(file.path());
     fuzz::must(image.height() > 0 && image.width() > 0, "an image has pixels");
     fuzz::must(image.height() * image.width() <= ImageFile::most_pixels, "a size has a limit");
-    // Images within the limit can still take a second, which is too slow for a search.
+    // Images within Lathe's size limit can still take a second, which is too slow for fuzzing.
     if (image.height() * image.width() > 1'000'000) return 0;
     const int64_t channels = size % 2 == 0 ? 1 : 3;
     image.read(channels, pixels);

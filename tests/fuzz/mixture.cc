@@ -1,5 +1,5 @@
-// Fuzzes the parts of a mixture. If the first byte of an input is odd, they are read as data.mix,
-// otherwise as manifest.json.
+// Fuzzes the parts of a mixture. If the first byte of an input is odd, the remaining bytes are read
+// as the config key data.mix, and otherwise as manifest.json.
 #include <cmath>
 
 #include "data/mixture/mixture_manifest.h"

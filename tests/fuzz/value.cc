@@ -1,5 +1,5 @@
-// Fuzzes values of the command line: text that is not a TOML value is a string, and a value is
-// written so that it is read as the same value.
+// Fuzzes values of the command line. Text that is not a TOML value is a string. A value that is
+// written must be read as the same value.
 #include <cmath>
 
 #include "core/io/text.h"

@@ -1,4 +1,4 @@
-// Compares convolutions, batch norm and recurrent layers with those of LibTorch, which get the same
+// Compares convolutions, batch norm and recurrent layers with LibTorch's layers, which get the same
 // weights.
 #include <algorithm>
 
@@ -17,8 +17,8 @@ namespace {
 using namespace lathe;
 using Leaves = std::map<std::string, at::Tensor>;
 
-/// Sets random parameters, so that every term of a formula matters. Returns copies of them for
-/// LibTorch's autograd, by path.
+/// Sets random parameters, so that every term of a formula matters. Returns copies of the
+/// parameters, by path, for LibTorch's autograd.
 Leaves randomise(const ModuleRef& model, at::ScalarType dtype) {
   move_to(model, at::kCPU, dtype);
   Leaves out;
@@ -75,7 +75,7 @@ TEST_CASE("batch norm and its running statistics agree with LibTorch, in trainin
     theirs->weight.copy_(norm.weight.data());
     theirs->bias.copy_(norm.bias.data());
 
-    // Three steps of training, then one of evaluation by the running statistics.
+    // Run three training steps, then one evaluation, which uses the running statistics.
     for (int step = 0; step < 4; ++step) {
       const bool training = step < 3;
       INFO("step " << step);
@@ -130,7 +130,7 @@ TEST_CASE("running statistics are updated once per micro-batch, and only in trai
           norm(Variable(x.data().slice(0, 4, 8)));
         }) == 2);
 
-  // Recomputation, evaluation and an empty batch update nothing.
+  // Recomputation, evaluation and an empty batch do not update the running statistics.
   CHECK(moved([&] {
           const RestoreRngState again(std::move(state));
           const at::Tensor once = norm(x).data();
@@ -157,7 +157,7 @@ struct RecurrentCase {
   bool bidirectional = false;
 };
 
-/// Compares a recurrent module's results and gradients with those of torch::lstm or torch::gru.
+/// Compares the results and gradients of a recurrent module with torch::lstm or torch::gru.
 template <class Module>
 void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   INFO((c.lstm ? "LSTM" : "GRU") << " bias " << c.bias << " state " << c.state << " layers "
@@ -222,7 +222,7 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   backward(ours_sum);
   theirs_sum.backward({}, /*retain_graph=*/true);
   theirs_sum.backward();
-  check_gradients(module, w, 10 * tolerance_of(dtype));  // gradients are sums over the steps
+  check_gradients(module, w, 10 * tolerance_of(dtype));  // gradients are sums over the time steps
   check_near("dx", vx.grad(), x.grad(), 10 * tolerance_of(dtype));
   if (c.state) check_near("dh", vh.grad(), h0.grad(), 10 * tolerance_of(dtype));
   if (c.state && c.lstm) check_near("dc", vc.grad(), c0.grad(), 10 * tolerance_of(dtype));
@@ -375,7 +375,7 @@ TEST_CASE("under autocast results have low precision, and statistics and cell st
     CHECK(gru(s).first.dtype() == dtype);
 
     const double spacing =
-        dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;  // a relative spacing; errors of steps add up
+        dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;  // one relative spacing; errors add up
     check_near("norm", norm(conv(x)).data(), exact, 4 * spacing);
     check_near("LSTM", y.data(), exact_lstm, 4 * spacing);
     check_near("GRU", gru(s).first.data(), exact_gru, 4 * spacing);

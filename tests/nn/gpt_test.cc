@@ -34,8 +34,8 @@ at::Tensor ids(at::IntArrayRef shape, int64_t vocab, int64_t salt) {
   return t;
 }
 
-/// Returns the loss of a GPT with the config `c` and the weights `w`, by path, which is built from
-/// LibTorch's functions.
+/// Returns the loss of a GPT that is built from LibTorch's functions, with the config `c` and the
+/// weights `w`, which are given by path.
 at::Tensor reference_loss(const GPTConfig& c, std::map<std::string, at::Tensor>& w,
                           const at::Tensor& x_BT, const at::Tensor& y_BT) {
   const auto get = [&](const std::string& name) {
@@ -201,7 +201,7 @@ TEST_CASE("under bf16, matmuls read the working copy, and other ops stay in floa
           0x1p-4 * e.abs().max().item<double>());
   }
 
-  // Matmuls in bf16 read the working copy: changing it changes the loss in bf16, and not in
+  // Matmuls in bf16 read the working copy. A change of the copy changes the loss in bf16 and not in
   // float32.
   for (const auto& p : params) {
     if (p.path == "blocks.0.mlp.up.weight") p.parameter.leaf().precision.low.fill_(1);
@@ -230,8 +230,8 @@ TEST_CASE("counted matmul FLOPs agree with the 6N formula", "[gpt]") {
   c.train.batch_size = 2;
   c.train.device = "cpu";
   const double formula = GPT(own).flops_per_unit() * 2 * 32;
-  // The formula's N includes norms and biases, which have no matmul. A block has 13 C of them in
-  // addition to 12 C^2 weights of matrices.
+  // The N of the formula includes norms and biases, which have no matmul. A block has 12 C^2
+  // weights of matrices, and 13 C norms and biases.
   CHECK(dry_step(loaded).micro_batch.matmul() == Approx(formula).epsilon(0.01));
 }
 

@@ -61,7 +61,7 @@ TEST_CASE("a token reaches no further than the windows of all blocks together",
     }
   }
 
-  // If there is no window, or if one block has no window, all later positions differ.
+  // If no block has a window, or if only one block has none, all later positions differ.
   CHECK(reach(random_family(family_config(2, 0, 300)), 300, 7).second == 299);
   LlamaConfig c = family_config(3, 5, 300);
   c.window_layers = "110";
@@ -130,7 +130,8 @@ TEST_CASE("windows within documents agree with a mask on every path, also with a
                   .data();
           const at::Tensor wanted = masked_attention(qkv, 4, 2, starts, o);
           const double apart = (got.to(at::kDouble) - wanted).abs().max().item<double>();
-          // float32 and bfloat16 round to 6e-8 and 4e-3 of values of about 1.
+          // The values are about 1. Their rounding errors are up to 6e-8 in float32 and 4e-3 in
+          // bfloat16.
           CHECK(apart < (dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 3e-6 : 2e-2));
         }
       }
@@ -184,7 +185,7 @@ TEST_CASE("recomputing blocks with windows, caps and norms changes no bit of the
     return all;
   };
 
-  // Dropout is active, so recomputation must also draw the same masks.
+  // Dropout is active, so recomputation must also draw the same dropout masks.
   const auto kept = gradients(RecomputePolicy::none);
   for (const auto policy : {RecomputePolicy::blocks, RecomputePolicy::sqrt}) {
     const auto again = gradients(policy);
@@ -195,7 +196,7 @@ TEST_CASE("recomputing blocks with windows, caps and norms changes no bit of the
 TEST_CASE("the loss of capped logits in chunks of rows agrees with the loss of all rows at a time",
           "[model_families]") {
   torch::manual_seed(4);
-  // The vocabulary is so large that a chunk has 83 of the 200 rows.
+  // The vocabulary is so large that a chunk holds only 83 of the 200 rows.
   const int64_t rows = 200, vocabulary = 400000;
   const at::Tensor x = torch::randn({rows, 4}), w = torch::randn({vocabulary, 4});
   at::Tensor targets = torch::randint(vocabulary, {rows});

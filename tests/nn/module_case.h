@@ -1,4 +1,4 @@
-// Declares rows of the module table, which compare a module with one of torch::nn.
+// Declares the module table. Each row compares a module with its counterpart in torch::nn.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@
 
 namespace lathe::test {
 
-using Weights = std::map<std::string, at::Tensor>;  ///< leaves of LibTorch's autograd, by the
-                                                    ///< parameter's path in Lathe
+using Weights = std::map<std::string, at::Tensor>;  ///< parameters as leaves of LibTorch's
+                                                    ///< autograd, by their path in Lathe
 using Tensors = std::vector<at::Tensor>;
 
 struct ModuleCase {
@@ -27,14 +27,14 @@ struct ModuleCase {
                              ///< error is expected
 };
 
-/// Returns all rows. Each module that creates a ModuleCall has a row, except model kinds and their
-/// blocks.
+/// Returns all rows. Each module that can be called (its operator() creates a ModuleCall) has a
+/// row, except model kinds and their blocks.
 const std::vector<ModuleCase>& module_table();
-/// Compares results and gradients with LibTorch, gradients with central differences, and checks the
-/// error for an input that does not fit. Returns the failures.
+/// Compares results and gradients with LibTorch, and gradients also with central differences.
+/// Checks that an input with a wrong shape is an error. Returns the failures.
 std::vector<std::string> check_module(const ModuleCase& row);
 
-/// Returns the row of a module; `ours` and `theirs` return one result or several.
+/// Returns the row of a module. `ours` and `theirs` may each return one result or several.
 template <class M, class Ours, class Theirs>
 ModuleCase module_row(const std::string& name, const std::string& label, M made, Tensors inputs,
                       Ours ours, Theirs theirs) {

@@ -18,7 +18,7 @@ namespace {
 
 using namespace lathe;
 
-/// A module whose forward or backward pass gives infinities if the test asks for it.
+/// A module whose forward or backward pass gives infinities if the test sets a fault.
 struct Inner {
   Linear up{4, 4, true};
   double forward_fault = 0, backward_fault = 0;
@@ -92,7 +92,7 @@ TEST_CASE("dims of one call are bound by name, and a mismatch names path, both s
   check_names(error_of([&] { Conv1d(3, 4, 2)(ones({5, 3})); }),
               {"Conv1d: ", "[B,C=3,L]", "float32[5,3]", "2 dims"});
 
-  struct Square {  // uses a letter twice
+  struct Square {  // uses a dim's letter twice
     Variable operator()(const Variable& x) const {
       ModuleCall call(*this);
       call.input(x, "N N");
@@ -141,7 +141,7 @@ TEST_CASE("forward hooks see and replace what modules return, by path, innermost
     const at::Tensor ablated = model(x).data();
     CHECK(!ablated.equal(plain));
 
-    // If its weights are zero, parts.1 returns zeros, as it does with the hook `ablate`.
+    // If the weights of parts.1 are zero, it returns zeros, as it does with the hook `ablate`.
     model.parts[1].up.weight.data().zero_();
     model.parts[1].up.bias.data().zero_();
   }
@@ -179,17 +179,17 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
     };
 
     CHECK(refusal([](Outer&) {}, x) == "");
-    // The error names the result of an op, and the values that the op was given.
+    // The error describes the result of the op, and the values of its inputs.
     check_names(refusal([](Outer& m) { m.parts[1].forward_fault = 1; }, x),
                 {"anomaly: log in parts.1 (Inner) produced",
                  "(float32[2,4], 0 NaN and 8 infinite of 8)", ": float32[2,4] from "});
-    // The error names a gradient, the gradients that the op received, and its inputs in the forward
-    // pass.
+    // The error describes the gradient that is not finite, the gradients that the op received, and
+    // the op's inputs in the forward pass.
     check_names(refusal([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
                 {"anomaly: the backward of sqrt in parts.2 (Inner)", "input 0 (float32[2,4], ",
                  "gradients: float32[2,4] from ", "float32[2,4] from 0 to 0"});
 
-    // The error also finds NaN that existed before the forward pass, in a parameter or in the
+    // The check also finds NaN that existed before the forward pass, in a parameter or in the
     // input.
     check_names(refusal([](Outer& m) { m.head.weight.data()[1][2] = NAN; }, x),
                 {"anomaly: linear in head (Linear)", "parameter",
@@ -199,7 +199,7 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
                  "float32[2,4], 8 NaN and 0 infinite of 8"});
   }
 
-  {  // Infinities in constants and masks are intended.
+  {  // infinities in constants and masks are intended
     const DetectAnomaly watch;
     const Variable w = Variable::parameter(torch::ones({3}));
     const Variable mask(torch::tensor({0.0F, -INFINITY, 0.0F}));
@@ -207,7 +207,7 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
                  softmax(masked_fill(w, torch::tensor({true, false, false}), -INFINITY), 0)));
   }
 
-  // An infinite gradient that the caller gives is found only if the backward pass is checked.
+  // If the caller passes an infinite gradient, it is found only if the backward pass is checked.
   const Variable w = Variable::parameter(torch::ones({3}));
   CHECK_THAT(error_of([&] {
                const DetectAnomaly watch;
@@ -275,8 +275,8 @@ TEST_CASE("an anomaly guard changes no bit of results and gradients", "[module_h
 
 TEST_CASE("a ModuleCall with two checked tensors takes less than 100 microseconds",
           "[module_hooks]") {
-  // The bound catches only a wrong order of magnitude. A step takes milliseconds, and a step of GPT
-  // has 10 calls per block.
+  // The bound detects only a wrong order of magnitude. A training step takes milliseconds. A GPT
+  // makes 10 module calls per block in a step.
   const Linear layer(64, 64, true);
   const Variable x(torch::ones({2, 32, 64}));
   const auto begin = std::chrono::steady_clock::now();

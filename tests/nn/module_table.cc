@@ -18,7 +18,7 @@ using T = const Tensors&;
 
 at::Tensor randn(std::vector<int64_t> sizes) { return torch::randn(sizes, at::kDouble); }
 
-/// Calls a module with its only input, as most rows do.
+/// Calls a module with its only input. Most rows use this function.
 const auto call1 = [](const auto& m, V x) { return m(x[0]); };
 
 void add_layers(std::vector<ModuleCase>& t) {
@@ -181,7 +181,7 @@ torch::nn::MultiheadAttention their_attention(W w, const std::string& at, int64_
   return m;
 }
 at::Tensor swap(const at::Tensor& x) { return x.transpose(0, 1); }
-/// Returns a mask as torch::nn's C++ attention takes it: numbers to add to the scores.
+/// Returns a mask in the form of torch::nn's C++ attention, which is numbers to add to the scores.
 at::Tensor added(const at::Tensor& hidden) {
   return torch::zeros(hidden.sizes(), at::kDouble).masked_fill(hidden, -INFINITY);
 }
@@ -239,7 +239,7 @@ void add_attention(std::vector<ModuleCase>& t) {
         auto m = their_attention(w, "", 6, 3);
         return swap(std::get<0>(m->forward(swap(x[0]), swap(x[0]), swap(x[0]), {}, false, slopes)));
       }));
-  // A rotation of a pair of channels is a product of complex numbers.
+  // Compute the rotation of each pair of channels as a product of complex numbers.
   const auto turned = [](const at::Tensor& x, int64_t first) {
     const int64_t n = x.size(2), half = x.size(3) / 2;
     const at::Tensor angle = torch::arange(first, first + n, at::kDouble).unsqueeze(1) *
@@ -257,7 +257,7 @@ void add_attention(std::vector<ModuleCase>& t) {
   const Rotary places(4, 100);
   const at::Tensor rope_table = places.rope_table(torch::arange(5));
   for (const bool whole :
-       {true, false}) {  // biases, norms and 2 key heads; or no biases, no norms and 1 key head
+       {true, false}) {  // true: biases, norms, 2 key heads; false: neither, 1 key head
     t.push_back(module_row(
         "GroupedQueryAttention", whole ? "biases, norms" : "one head of keys",
         GroupedQueryAttention(6, 4, whole ? 2 : 1, 4, whole,
@@ -402,8 +402,8 @@ void add_transformers(std::vector<ModuleCase>& t) {
       }));
 }
 
-/// Adds rows that compare a recurrent module with torch's function, which runs each sequence with
-/// its own length.
+/// Adds rows that compare a recurrent module with torch's function. The function runs once per
+/// sequence, with the sequence's own length.
 template <class Module, class Theirs>
 void add_recurrent(std::vector<ModuleCase>& t, const std::string& name, Theirs theirs) {
   for (const bool both : {false, true}) {

@@ -42,7 +42,7 @@ class ModuleChecker {
                double tolerance) {
     std::string problem;
     if (!ours.defined() || !wanted.defined()) {
-      // The gradient of a parameter without effect on the result is undefined in Lathe and zero in
+      // If a parameter has no effect on the result, its gradient is undefined in Lathe and zero in
       // LibTorch.
       const at::Tensor& there = ours.defined() ? ours : wanted;
       if (there.defined() && there.abs().max().item<double>() > 1e-12)
@@ -102,7 +102,8 @@ class ModuleChecker {
       compare("gradient of " + p.path, p.parameter.grad(), weights_.at(p.path).grad(), 1e-10);
   }
 
-  // Central differences have an error of eps^2 from truncation and 1e-16 / eps from rounding.
+  // Central differences have a truncation error of about eps^2 and a rounding error of about 1e-16
+  // / eps.
   void against_differences() {
     constexpr double eps = 1e-6;
     const auto in = fresh();
@@ -181,7 +182,7 @@ TEST_CASE("every module with an undefined input computes without it, or names it
         continue;
       }
       INFO(message);
-      // MultiHeadAttention names its inputs, so its message has another form.
+      // MultiHeadAttention gives its inputs names, so its message has another form.
       const bool is_first = i == 0 && row.module != "MultiHeadAttention";
       CHECK((is_sentence(message) && message.find("undefined") != std::string::npos));
       CHECK((!is_first || message.find("got undefined") != std::string::npos));
@@ -243,7 +244,7 @@ TEST_CASE("a wrong module fails the harness", "[module_table]") {
   CHECK_THAT(check_module(module_row("Scaled", "wrong value", Scaled{}, {x}, ours, wrong)).at(0),
              ContainsSubstring("result 0: off by"));
 
-  // A module that does not check its input's size computes with a part of a larger input.
+  // This module does not check its input's size, and computes with a part of a larger input.
   const auto unchecked = [](const Scaled& m, const std::vector<Variable>& v) {
     return slice(v[0], 1, 0, 3) * m.weight;
   };

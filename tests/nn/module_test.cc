@@ -77,7 +77,7 @@ TEST_CASE(
                                         "nested.1.1.weight"};
   CHECK(paths_of(model) == wanted);
 
-  // Only v.blocks() gives block numbers. A null pointer takes a number as well.
+  // Only v.blocks() gives children block numbers. A null pointer in the list also takes a number.
   for (const auto& p : parameters(model)) {
     INFO(p.path);
     CHECK(p.block == (p.path == "several.0.layer.weight"   ? 0
@@ -101,7 +101,7 @@ struct SameNames {
   }
 };
 
-/// A block that contains blocks, and then another parameter.
+/// A block that contains other blocks, and then another parameter.
 struct NestedBlock {
   std::vector<Linear> inner{Linear(2, 2, /*with_bias=*/false), Linear(2, 2, /*with_bias=*/false)};
   Variable last = Variable::parameter(torch::ones({2}));
@@ -141,7 +141,7 @@ TEST_CASE("two parameters with the same path are an error", "[module]") {
              ContainsSubstring("two tensors") && ContainsSubstring("x.weight"));
 }
 
-/// A model with statistics, a counter, and a tied head.
+/// A model with running statistics, a counter, and a tied head.
 struct Counting {
   Embedding in{5, 3};
   Linear out{3, 5, /*with_bias=*/false};
@@ -304,7 +304,8 @@ TEST_CASE("a state dict is saved to a file and read back, bit for bit", "[module
   CHECK(to.out.weight.data().equal(from.in.weight.data().to(at::kFloat)));
   CHECK(to.seen.item<int64_t>() == 7);
 
-  // A transposed tensor is written by its values. A tensor may have no element, or only one.
+  // A transposed tensor is written in the order of its indices. A tensor may have no elements or a
+  // single element.
   save_state_dict({{"t", torch::arange(6).view({2, 3}).t()},
                    {"none", torch::zeros({0, 4})},
                    {"one", torch::tensor(2.5)}},
@@ -314,7 +315,7 @@ TEST_CASE("a state dict is saved to a file and read back, bit for bit", "[module
   CHECK(odd.at("none").sizes() == at::IntArrayRef({0, 4}));
   CHECK(odd.at("one").item<double>() == 2.5);
 
-  // Nothing is left of a file that cannot be written, and a damaged file is refused.
+  // If a file cannot be written completely, nothing of it is left. A damaged file is refused.
   const auto code_of = [](auto&& action) {
     try {
       action();
@@ -428,8 +429,8 @@ TEST_CASE("no two dropouts of a step have the same mask, and a repeated step has
       CHECK(masks[i].equal(again[i]));
       for (size_t j = 0; j < i; ++j) CHECK(!masks[i].equal(masks[j]));
     }
-    // If streams are assigned, a layer's mask does not depend on the order of calls. If not, it
-    // depends on that order.
+    // If random streams are assigned to layers, a layer's mask does not depend on the order of
+    // calls. Without assigned streams, it does.
     CHECK(masks[0].equal(other[1]) == placed);
     CHECK(masks[1].equal(other[0]) == placed);
   }

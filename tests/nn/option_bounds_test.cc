@@ -33,13 +33,13 @@ using namespace lathe;
 using lathe::test::is_sentence;
 using lathe::test::message_of;
 
-/// A use of an options struct or of a function, in which one number is n.
+/// A call that uses an options struct or passes arguments to a function. One of its numbers is n.
 struct OptionsRow {
   std::string name, number;
   std::function<void(int64_t n)> run;
 };
 
-/// A number of an options struct, and how it is set.
+/// A numeric field of an options struct, and a function that sets it.
 template <class Options>
 struct NumberOf {
   const char* name;
@@ -50,7 +50,8 @@ struct NumberOf {
      o.field = static_cast<std::remove_reference_t<decltype(o.field)>>(n); \
    }}
 
-/// Adds a row for each pair of a number and a use of the struct. Other fields are as in `start`.
+/// Adds a row for each pair of a numeric field and a call that uses the struct. The other fields
+/// have their values in `start`.
 template <class Options>
 void add_rows(std::vector<OptionsRow>& rows, const char* name,
               const std::vector<NumberOf<Options>>& numbers,
@@ -253,7 +254,7 @@ TEST_CASE("every number of options and arguments at 0 or -1 works or fails with 
       for (std::sregex_iterator at(text.begin(), text.end(), declared), end; at != end; ++at) {
         const std::string name = (*at)[1];
         INFO(name);
-        if (name == "Fp8Scaling") continue;  // a record of largest values, without options
+        if (name == "Fp8Scaling") continue;  // records largest values, has no options
         CHECK(named.contains(name));
       }
     }

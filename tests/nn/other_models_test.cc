@@ -1,5 +1,5 @@
-// Compares the models llama, mlp, convnet and rnn with the same functions built from ATen, and
-// their formulas for FLOPs and parameters with counts.
+// Compares the models llama, mlp, convnet and rnn with the same models built from ATen's functions.
+// Compares the models' formulas for FLOPs and parameters with counted numbers.
 #include <algorithm>
 #include <functional>
 
@@ -19,8 +19,8 @@ namespace {
 using namespace lathe;
 using Leaves = std::map<std::string, at::Tensor>;
 
-/// Sets random float64 parameters, so that every term matters. Returns copies of them for
-/// LibTorch's autograd, by path.
+/// Sets random float64 parameters, so that every term matters. Returns copies of the parameters, by
+/// path, for LibTorch's autograd.
 Leaves randomise(const ModuleRef& model) {
   move_to(model, at::kCPU, at::kDouble);
   Leaves out;
@@ -115,13 +115,13 @@ TEST_CASE("the rnn agrees with LibTorch, with tied weights and untied ones", "[o
   }
 }
 
-/// Returns the frequencies of a Llama's rotary positions [D / 2], and the factor of cosines and
-/// sines.
+/// Returns the frequencies [D / 2] of a Llama's rotary positions, and the factor by which cosines
+/// and sines are multiplied.
 std::pair<at::Tensor, double> angles_of(const LlamaConfig& c) {
   const int64_t d = c.head_width(), half = d / 2;
   std::vector<double> angle;
   const bool yarn = c.rope_scaling == "yarn";
-  const auto yarn_pair = [&](double waves) {  // as in transformers, which has the authors' code
+  const auto yarn_pair = [&](double waves) {  // the code of YaRN's authors, as in transformers
     return static_cast<double>(d) *
            std::log(static_cast<double>(c.rope_original_context) / (waves * 2 * M_PI)) /
            (2 * std::log(c.rope_theta));
@@ -165,7 +165,7 @@ std::pair<at::Tensor, double> angles_of(const LlamaConfig& c) {
 at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids) {
   const int64_t b = ids.size(0), t = ids.size(1), d = c.head_width(), kv = c.kv_heads(),
                 half = d / 2;
-  LlamaConfig plain = c;  // has the rotary positions of blocks with a window
+  LlamaConfig plain = c;  // the rotary positions of blocks with a window
   plain.rope_scaling = "none";
   plain.rope_theta = c.rope_local_theta;
 
@@ -193,7 +193,7 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
     const auto [angles, longer] = angles_of(window && c.rope_local_theta > 0 ? plain : c);
     const at::Tensor turn = torch::arange(t, at::kDouble).unsqueeze(1) * angles;
 
-    // Attention: heads of queries, keys and values, then masked scores.
+    // Compute attention: first the heads of queries, keys and values, then the masked scores.
     const at::Tensor h = norm(x, p + ".norm1");
     const auto heads = [&, factor = longer](const char* name, int64_t n, bool positioned) {
       at::Tensor y = lin(h, p + ".attn." + name);
@@ -219,7 +219,7 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
     const at::Tensor y = s.softmax(-1).matmul(heads("v", kv, false)).transpose(1, 2);
     x = x + norm(lin(y.reshape({b, t, c.n_head * d}), p + ".attn.proj"), p + ".post_norm1");
 
-    // The feed-forward part.
+    // Compute the feed-forward part.
     const at::Tensor f = norm(x, p + ".norm2"), gate = lin(f, p + ".mlp.gate");
     const at::Tensor g = c.activation == "gelu" ? torch::gelu(gate, "tanh") : torch::silu(gate);
     x = x + norm(lin(g * lin(f, p + ".mlp.up"), p + ".mlp.down"), p + ".post_norm2");
@@ -309,7 +309,7 @@ TEST_CASE(
     check_near("logits", model(ids).data(), logits.detach());
     check_against(model, w, head_loss(model, ids, targets),
                   torch::cross_entropy_loss(logits.view({-1, 7}), targets.reshape({-1})));
-    // In float32, the kernels run, and roundings of sums are allowed.
+    // In float32, Lathe's kernels run. The tolerance allows for the rounding of their sums.
     move_to(model, at::kCPU, at::kFloat);
     CHECK((model(ids).data() - logits.detach()).abs().max().item<double>() <=
           2e-5 * std::max(1.0, logits.abs().max().item<double>()));
@@ -388,8 +388,8 @@ std::pair<double, double> counted(F&& run) {
 }
 
 TEST_CASE("the formulas for FLOPs agree with the counted FLOPs", "[other_models]") {
-  // A formula counts three forward passes. By convention it includes the gradient of the input
-  // data, which is not computed.
+  // A formula counts three times the FLOPs of a forward pass. By convention, this includes the
+  // gradient of the input data, although it is not computed.
   ConvNetConfig c;
   c.n_channel = 4;
   ConvNet net(c, {{2, 9, 7}, 5});
@@ -517,7 +517,7 @@ TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and 
         learn(net, 40, [&] { return cross_entropy(net(Variable(images)), labels); });
     CHECK(first > 0.7);
     CHECK(last < 0.05);
-    {  // the running statistics have converged, so the model is as good outside training
+    {  // the running statistics have converged, so the loss is also low outside training
       const Evaluation evaluation;
       CHECK(cross_entropy(net(Variable(images)), labels).item() < 0.2);
     }
@@ -578,7 +578,7 @@ TEST_CASE("models refuse inputs and configs that do not fit", "[other_models]") 
              ContainsSubstring("model.n_embd = 130") && ContainsSubstring("model.n_head = 4"));
   l.n_embd = 128;
 
-  // Keys of rotary positions must fit each other.
+  // Config keys of rotary positions must be consistent with each other.
   l.rope_factor = 2;
   CHECK_THAT(refusal(), ContainsSubstring("model.rope_factor = 2") &&
                             ContainsSubstring("model.rope_scaling = \"none\""));

@@ -1,5 +1,5 @@
-// Tests of several documents in a window: attention, models, windows and runs keep them apart. The
-// oracle computes each document by itself.
+// Tests of windows that contain several documents. Attention, models and runs keep these documents
+// apart. The oracle computes each document by itself.
 #include <ATen/Parallel.h>
 
 #include "autograd/engine.h"
@@ -123,7 +123,7 @@ TEST_CASE(
         // hundred terms stay within some tens of these errors.
         const double most = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 3e-6 : 2e-2;
         CHECK(worst(got, wanted) < most);
-        if (heads == kv_heads) {  // also test packed projections
+        if (heads == kv_heads) {  // also test packed queries, keys and values
           const at::Tensor packed = torch::cat(inputs, 2);
           const auto both =
               pass({packed}, dy.to(dtype), [&, h = heads](const std::vector<Variable>& in) {
@@ -132,7 +132,7 @@ TEST_CASE(
           CHECK(worst(both, {wanted[0], torch::cat({wanted[1], wanted[2], wanted[3]}, 2)}) < most);
         }
 
-        // The number of threads changes no bit of float32 and bfloat16.
+        // The number of threads changes no bit of the results in float32 and bfloat16.
         for (const int n : {1, 3}) {
           at::set_num_threads(n);
           const auto again = pass(inputs, dy.to(dtype), own);
@@ -197,7 +197,7 @@ void check_model(const Model& model) {
   };
   const at::Tensor wanted = torch::cat(alone, 0).view({2, 40, 11});
   CHECK(apart(together(), wanted) < 1e-10);
-  CHECK(apart(model(ids).data(), wanted) > 1e-3);  // without starts
+  CHECK(apart(model(ids).data(), wanted) > 1e-3);  // without document starts
 
   // Recomputed blocks must separate the same documents.
   const auto gradients = [&](RecomputePolicy policy) {

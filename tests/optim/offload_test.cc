@@ -1,5 +1,5 @@
 // Tests of optimizer state in a scratch file: reads return the written bytes in any order of use,
-// and every optimizer gives bitwise the same results as with its state in memory.
+// and every optimizer gives the same bits as it does with its state in memory.
 #include "optim/offload.h"
 
 #include <ATen/Parallel.h>
@@ -39,7 +39,7 @@ std::vector<OffloadedSlot> offload_slots(int64_t scale) {
       slot(3 * chunk, {3 * chunk, 3 * chunk}, true, adam(3 * chunk)),
       slot(2 * chunk + 100, {0, 2 * chunk + 100}, false, {{130, 4, 1}, {70, 8, 1}}),
       slot(100, {0, 100}, false, {}),
-      // This state has bytes, and a scale for each block of 256.
+      // This state has one byte per element, and a scale for each block of 256 elements.
       slot(2 * chunk + 300, {0, 2 * chunk + 300}, true,
            {{2 * chunk + 300, 1, 1}, {2 * chunk / 256 + 2, 4, 256}}),
       slot(4 * chunk, {0, 4 * chunk}, false, adam(4 * chunk)),
@@ -60,7 +60,8 @@ TEST_CASE("units of a scratch file have the bytes that were written, in any orde
     const auto& units = offload.units();
     REQUIRE(units.size() > 8);
 
-    // The oracle holds each unit's bytes, which are zeros at first.
+    // A unit is the part of a scratch file that use() reads. The oracle holds each unit's bytes,
+    // which are zeros at first.
     std::vector<std::vector<unsigned char>> wanted;
     for (const auto& unit : units) wanted.emplace_back(unit.bytes);
     std::vector<size_t> order(units.size());
@@ -102,8 +103,8 @@ TEST_CASE("complete tensors can be read from a scratch file and written to it", 
   StateOffload offload(f.path(), slots);
   std::mt19937 random(6);
 
-  // The oracle holds the bytes of each state tensor. The second round replaces the first one's
-  // bytes.
+  // The oracle holds the bytes of each state tensor. The second round replaces the bytes of the
+  // first round.
   std::vector<std::vector<std::vector<unsigned char>>> wanted(slots.size());
   for (int round = 0; round < 2; ++round) {
     for (size_t s = 0; s < slots.size(); ++s) {
@@ -119,7 +120,7 @@ TEST_CASE("complete tensors can be read from a scratch file and written to it", 
       }
     }
 
-    // Pieces hold the elements of their ranges, and each element is in one piece.
+    // Each piece holds the elements of its range, and each element is in one piece.
     std::vector<int64_t> seen(slots.size());
     for (size_t u = 0; u < offload.units().size(); ++u) {
       std::byte* const memory = offload.use(u);
@@ -264,7 +265,7 @@ std::vector<at::Tensor> offload_after_steps(const OptimConfig& c, const OffloadC
     for (size_t i = 0; i < params.size(); ++i) {
       const Variable& p = params[i].parameter;
       at::Tensor g = torch::randn(p.sizes()).to(how.dtype);
-      // One step is skipped for its NaN, and some parameters have no gradient.
+      // One step is skipped because of a NaN. Some parameters have no gradient.
       if (step == 2 && i == 3) g[5] = NAN;
       if (step != 0 && i % 7 == 6) g = at::Tensor();
       if (how.shares.empty()) {
@@ -282,7 +283,7 @@ std::vector<at::Tensor> offload_after_steps(const OptimConfig& c, const OffloadC
         if (params[i].parameter.grad().defined()) optimizer.sum_gradient(i);
       }
       optimizer.decide(0.01, options);
-      // Update the slots in an order that differs from that of the file.
+      // Update the slots in another order than in the file.
       for (size_t i = params.size(); i-- > 0;) {
         const size_t other = (i * 5 + static_cast<size_t>(step)) % params.size();
         if (params[other].parameter.grad().defined()) optimizer.update_parameter(other, options);
@@ -327,7 +328,7 @@ TEST_CASE("every optimizer gives the same bits with its state in a file as in me
   at::set_num_threads(1);
   for (const Row& row : optimizer_rows()) {
     if (row.kind == "sgd") continue;  // sgd has no state
-    // Later rows of a kind only change its formula, so they run only one case.
+    // Later rows of the same kind only change its formula, so they run only one case.
     const size_t count = seen.insert(row.kind).second ? cases.size() : 1;
     for (size_t i = 0; i < count; ++i) {
       INFO(row.kind << " " << row.label << ", case " << i);

@@ -27,7 +27,7 @@ std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&)> like(Option
   };
 }
 
-/// Returns the kinds that torch.optim has, with their options, with and without weight decay.
+/// Returns configurations of the kinds that torch.optim also has, with and without weight decay.
 std::vector<LowPrecisionKind> low_precision_kinds() {
   std::vector<LowPrecisionKind> all;
   for (const double wd : {0.0, 0.1}) {
@@ -108,8 +108,8 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
 
 double lowp_rate(int step) { return 0.05 / (1 + 0.1 * step); }
 
-/// Returns the gradient of a step, the same for Lathe and torch: magnitudes from 1/4 to 2 and
-/// random signs.
+/// Returns the gradient of a step, which is the same for Lathe and torch. It has magnitudes from
+/// 1/4 to 2 and random signs.
 at::Tensor gradient(int step) {
   torch::manual_seed(static_cast<uint64_t>(step) + 100);
   const at::Tensor size = torch::rand({2, elements / 2}) * 1.75 + 0.25;
@@ -121,7 +121,8 @@ at::Tensor start() {
   return torch::randn({2, elements / 2});
 }
 
-/// Returns our parameter after the steps, in `dtype`. The gradients also have that dtype.
+/// Returns Lathe's parameter after the steps. The parameter and the gradients have the dtype
+/// `dtype`.
 at::Tensor lowp_ours(const OptimConfig& config, at::ScalarType dtype,
                      std::optional<uint64_t> rounding_seed = std::nullopt) {
   const Variable p = Variable::parameter(start().to(dtype, false, /*copy=*/true));
@@ -153,15 +154,15 @@ TEST_CASE("optimizers agree with those of torch.optim in float32", "[optimizer_p
     const at::Tensor a = lowp_ours(kind.config, at::kFloat),
                      b = torchs(kind, at::kFloat, at::kFloat);
     const at::Tensor moved = (b - start()).abs();
-    // In each step Lathe and torch both round the parameter once, and its update about 8 times (the
-    // decayed gradient, two averages, root, quotient, product). An update is at most as large as
-    // the change of the parameter so far, or 1.
+    // In each step, Lathe and torch both round the parameter once, and its update about 8 times
+    // (the decayed gradient, two averages, root, quotient, product). An update is at most as large
+    // as the larger of 1 and the parameter's change so far.
     const at::Tensor spacing = torch::maximum(b.abs(), moved).clamp_min(1) * 0x1p-23;
     const double off = ((a - b).abs() / spacing).max().item<double>();
     INFO(kind.label << ": off by " << off << " units of the last place after " << lowp_steps
                     << " steps");
     CHECK(off <= 4 * lowp_steps);
-    CHECK(moved.max().item<double>() > 0.01);  // parameters have changed
+    CHECK(moved.max().item<double>() > 0.01);  // the parameters have changed
   }
 }
 
@@ -175,8 +176,9 @@ TEST_CASE("bfloat16 parameters rounded to nearest agree with a float64 run round
       return std::pair(off.gt(0).to(at::kDouble).mean().item<double>(), off.max().item<double>());
     };
     // Float32 errors of updates are small compared to bfloat16's relative spacing of up to 2^-7, so
-    // about one rounding in 10^4 differs: a few of 25 * 1024, each by one spacing. A later step may
-    // undo it, or double it at another exponent or by the feedback of weight decay.
+    // about one rounding in 10^4 differs. These are a few of 25 * 1024 roundings, and each differs
+    // by one spacing. A later step may undo such a difference, or double it at another exponent or
+    // by the feedback of weight decay.
     const auto [share, most] = compare(std::nullopt);
     INFO(kind.label << ": " << 100 * share << "% of elements differ, by up to " << most
                     << " spacings");

@@ -69,7 +69,7 @@ at::Tensor adafactor(const at::Tensor& p, const at::Tensor& g, State& s, const S
   return p - k.lr * k.wd * p - alpha * u / std::max(1.0, rms(u) / k.c.factor_clip);
 }
 
-/// Computes Muon by applying the odd polynomial of Newton-Schulz to the singular values themselves.
+/// Computes Muon by applying the odd polynomial of Newton-Schulz directly to the singular values.
 at::Tensor muon(const at::Tensor& p, const at::Tensor& g, State& s, const Step& k) {
   if (!k.role.hidden || p.dim() < 2 || p.numel() == 0)
     return p - k.lr * k.c.muon_rest_lr * (adam_direction(g, s, k) + k.wd * p);

@@ -1,5 +1,5 @@
-// Declares the table of optimizers under test: each kind with options, its oracle, and a change of
-// options that must make a difference.
+// Declares the table of optimizers under test. Each row has an optimizer kind with its options, an
+// oracle, and a change of the options that must change the results.
 #pragma once
 
 #include "optim/optimizer.h"

@@ -18,8 +18,8 @@ struct Shape {
   std::vector<int64_t> sizes;
   Role role;
 };
-/// Returns shapes: 0-dim, empty, odd and large ones, wide and tall matrices, filters, and matrices
-/// that do not belong to hidden layers.
+/// Returns the shapes of parameters: 0-dim, empty, odd and large shapes, wide and tall matrices,
+/// filters, and matrices that do not belong to hidden layers.
 std::vector<Shape> shapes() {
   return {{{}, Role::scale},
           {{0}, Role::bias},
@@ -68,7 +68,7 @@ double decay_of(const NamedParameter& p, const OptimConfig& c) {
   return p.parameter.dim() >= 2 ? c.weight_decay : 0;
 }
 
-/// Returns our parameters after the steps.
+/// Returns Lathe's parameters after the steps.
 std::vector<at::Tensor> ours_after(const OptimConfig& c, at::ScalarType dtype) {
   const auto params = start(dtype);
   Optimizer optimizer(c, params);
@@ -144,9 +144,9 @@ TEST_CASE("every optimizer agrees with its formula in float64", "[optimizer_tabl
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
     const auto wanted = theirs(row);
-    // The tolerance covers the float64 rounding of 20 steps; Muon's singular values and products
-    // lose a few more digits. With 8 bits, our scale is float32 and the reference's is float64, and
-    // a moment halfway between two levels may be rounded to either.
+    // The tolerance covers the float64 rounding of 20 steps. Muon's singular values and products
+    // lose a few more digits. With 8 bits, Lathe's scale is float32 and the reference's scale is
+    // float64, so a moment halfway between two levels may be rounded to either level.
     const bool eight = row.kind.ends_with("8bit");
     const double tolerance = eight ? 1e-6 : row.kind == "muon" ? 1e-9 : 1e-12;
     CHECK(share_apart(ours_after(config_of(row), at::kDouble), wanted, tolerance) <=
@@ -163,9 +163,9 @@ TEST_CASE("every optimizer agrees with its formula in float32", "[optimizer_tabl
     const bool eight = row.kind.ends_with("8bit"), muon = row.kind == "muon",
                lion = row.kind == "lion";
     // The tolerance covers 20 steps of up to 0.05, each rounded some 8 times in float32: 20 * 8 *
-    // 2^-24 for values near 1. RMSprop's deviation and Newton-Schulz (a small singular value and
-    // its error grow by 3.4 per iteration) lose more. Lion's sign and a level in 8 bits may differ
-    // in close cases.
+    // 2^-24 for values near 1. RMSprop's deviation loses more precision. So does Newton-Schulz,
+    // where a small singular value and its error grow by 3.4 per iteration. Lion's sign and a level
+    // in 8 bits may differ in close cases.
     const double tolerance = muon || row.kind == "rmsprop" ? 5e-3 : 3e-5;
     CHECK(share_apart(ours_after(config_of(row), at::kFloat), theirs(row, at::kFloat), tolerance) <=
           (eight  ? 5e-3
@@ -200,8 +200,8 @@ TEST_CASE("optimizers of complete tensors agree with their implementation by ATe
         c.grad_clip_by = clip_by;
       }
 
-      // Both compute the same formula, but with sums in another order and norms in float32; see the
-      // tests above.
+      // Both implementations compute the same formula, but with sums in another order and norms in
+      // float32. The tests above explain the tolerances.
       const bool eight = row.kind.ends_with("8bit");
       for (const auto dtype : {at::kDouble, at::kFloat}) {
         const auto kernels = ours_after(c, dtype);
@@ -225,7 +225,8 @@ TEST_CASE("optimizers of complete tensors agree with their implementation by ATe
 
 TEST_CASE("a skipped step changes nothing in the implementation by ATen's ops",
           "[optimizer_table]") {
-  // A GPU decides whether to skip a step, so the host always calls the method.
+  // On a GPU, the device decides whether to skip a step, so the host always calls the optimizer's
+  // method.
   for (const Row& row : optimizer_rows()) {
     const OptimConfig c = config_of(row);
     if (!needs_whole_tensors(c)) continue;
@@ -359,7 +360,7 @@ TEST_CASE(
     if (row.kind != "rmsprop")
       CHECK(counts.lost > 100);  // except RMSprop, whose first step divides by sqrt(1 - alpha)
 
-    // With stochastic rounding, values differ from those rounded to nearest.
+    // With stochastic rounding, values differ from values that are rounded to nearest.
     const auto [drawn, more] = step(at::kBFloat16, 9);
     CHECK(!drawn.data().equal(nearest.data()));
     CHECK((drawn.data().to(at::kFloat) - wide.data()).abs().max().item<float>() <
@@ -400,7 +401,7 @@ TEST_CASE("a gradient that is not finite changes no optimizer's parameters, stat
     const auto after = all();
     for (size_t i = 0; i < before.size(); ++i) CHECK(after[i].equal(before[i]));
 
-    // A step with finite gradients changes parameters and state again.
+    // A later step with finite gradients changes parameters and state again.
     optimizer.set_updates(1);
     step(1);
     const auto later = all();
@@ -436,8 +437,10 @@ TEST_CASE("8-bit levels are sorted and distinct, and their extremes are those th
     CHECK(std::set<float>(levels.begin(), levels.end()).size() == 256);
     CHECK(levels.back() == 1);
     CHECK(std::count(levels.begin(), levels.end(), 0.0f) == 1);
-    // The largest level below 1 is the middle of the last of 64 (unsigned: 128) parts of [0.1, 1].
-    // The least positive level is 10^-6 times the middle of [0.1, 1] (unsigned: of its lower half).
+    // Signed levels divide [0.1, 1] into 64 parts, and unsigned levels into 128. The largest level
+    // below 1 is the middle of the last part. The least positive signed level is 10^-6 times the
+    // middle of [0.1, 1]. The least positive unsigned level is 10^-6 times the middle of the lower
+    // half of [0.1, 1].
     CHECK(levels[254] == Approx(1 - 0.45 / (with_sign ? 64 : 128)));
     CHECK(levels[with_sign ? 128 : 1] == Approx(with_sign ? 0.55e-6 : 0.325e-6));
     CHECK(levels[0] == Approx(with_sign ? -levels[254] : 0));
@@ -447,7 +450,7 @@ TEST_CASE("8-bit levels are sorted and distinct, and their extremes are those th
 TEST_CASE("8-bit moments move an element with a rare gradient at most 20% further than float ones",
           "[optimizer_table]") {
   // The rows of an embedding share blocks. The frequent row has a gradient in every step. The rare
-  // row has one only in the first step, which is 1000 times smaller.
+  // row has a gradient only in the first step, and this gradient is 1000 times smaller.
   const std::vector<int64_t> sizes{64, 64};
   at::Tensor frequent = torch::zeros(sizes), first = torch::zeros(sizes);
   frequent[0].fill_(1e-1);
@@ -487,8 +490,8 @@ TEST_CASE("an update by Muon is nearly orthogonal, and has the size of an update
     optimizer.step(1);
     const at::Tensor update = -p.data() / (0.2 * std::sqrt(std::max(sizes[0], sizes[1])));
     const at::Tensor values = std::get<1>(torch::linalg_svd(update.to(at::kDouble), false));
-    // Jordan et al.: five steps bring singular values into [0.7, 1.2]. Values that start below 0.01
-    // of the norm take longer; a square random matrix has one or two of them.
+    // By Jordan et al., five steps bring singular values into [0.7, 1.2]. Values that start below
+    // 0.01 of the norm take longer. A square random matrix has one or two such values.
     CHECK(values.max().item<double>() < 1.25);
     CHECK(values.gt(0.65).to(at::kDouble).mean().item<double>() > 0.95);
     CHECK(p.data().square().mean().sqrt().item<double>() == Approx(0.2).epsilon(0.2));
@@ -530,7 +533,7 @@ TEST_CASE("clipping by value and by parameter agrees with torch, with and withou
         CHECK((parameter[i] - one.grad()).abs().max().item<double>() < 1e-14);
       }
     }
-    CHECK(!step("parameter", 1, scale)[1].allclose(step("norm", 1, scale)[1]));  // they differ
+    CHECK(!step("parameter", 1, scale)[1].allclose(step("norm", 1, scale)[1]));  // clippings differ
   }
 }
 
@@ -547,7 +550,8 @@ TEST_CASE("the EMA of weights agrees with its formula, also for parameters witho
           {"b", Variable::parameter(torch::ones({3}).to(dtype)), Role::bias}};
       Optimizer optimizer(c, p);
 
-      // The oracle is the formula, which begins with the parameters after the first step.
+      // The oracle is the formula of the EMA, which begins with the parameters after the first
+      // step.
       std::vector<at::Tensor> wanted(2);
       for (int step = 0; step < 6; ++step) {
         p[0].parameter.leaf().grad = gradient(step, {70, 80}).to(dtype);
@@ -563,7 +567,7 @@ TEST_CASE("the EMA of weights agrees with its formula, also for parameters witho
         const Slot& slot = optimizer.groups()[i].slots[0];
         CHECK(slot.names.back() == "ema");
         CHECK(slot.state.back().scalar_type() == (dtype == at::kDouble ? at::kDouble : at::kFloat));
-        // Each step rounds a few times.
+        // The tolerance allows for a few roundings per step.
         CHECK((slot.state.back().to(at::kDouble) - wanted[i]).abs().max().item<double>() <
               (dtype == at::kDouble ? 1e-14 : 2e-6));
       }

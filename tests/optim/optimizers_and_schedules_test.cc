@@ -303,7 +303,7 @@ TEST_CASE("other schedules agree with their formulas at every step", "[optimizer
       return learning_rate(c, lr, step, steps);
     };
 
-    // one_cycle is torch's OneCycleLR with 75 steps up and 225 steps down.
+    // The schedule one_cycle is torch's OneCycleLR with 75 steps up and 225 steps down.
     const double up = s / 75, down = (s - 75) / 225;
     CHECK(rate("one_cycle") == Approx(s < 75
                                           ? lr / 8 + (lr - lr / 8) * (1 - std::cos(pi * up)) / 2
@@ -316,12 +316,12 @@ TEST_CASE("other schedules agree with their formulas at every step", "[optimizer
     }
     CHECK(rate("polynomial") == Approx(least + (lr - least) * std::pow((300 - s) / 280, 1.7)));
     // inverse_sqrt (Vaswani et al.) is the minimum of a linear warm-up and an inverse square root,
-    // which meet at the end of warm-up. It is never below min_lr.
+    // which meet at the end of warm-up. The rate is never below min_lr.
     const double a = (s + 1) / (warmup + 1);
     CHECK(rate("inverse_sqrt") == Approx(std::max(least, lr * std::min(a, 1 / std::sqrt(a)))));
 
-    // If all cycles have 40 steps, the position in a cycle is a remainder. If they have 40, 60, 90,
-    // ... steps, it follows from the sum of a geometric series.
+    // If all cycles have 40 steps, the position in a cycle is a remainder. If the cycles have 40,
+    // 60, 90, ... steps, the position follows from the sum of a geometric series.
     const double in_cycle = std::fmod(s - warmup, 40) / 40;
     CHECK(rate("cosine_restarts") ==
           Approx(least + (lr - least) * (1 + std::cos(pi * in_cycle)) / 2));
@@ -353,7 +353,7 @@ TEST_CASE("optim.groups of a config sets parameter groups, and wrong groups are 
   CHECK(toml_text(c.groups) ==
         "[{match = \"head.*\", lr_scale = 0.5}, {weight_decay = 0.3, match = \"*.b\"}]");
   CHECK(toml_text(tables("groups = " + toml_text(c.groups))) ==
-        toml_text(c.groups));  // as a saved config has the groups
+        toml_text(c.groups));  // in the form of a saved config
 
   std::vector<NamedParameter> p;
   for (const char* path : {"head.w", "head.b", "body.w", "body.b"}) {

@@ -3,9 +3,10 @@
 [TRIALS] [SEED]
 
 Each trial draws a config and a limit below what the config needs, and trains with the proposed keys
-for 3 steps in a cgroup with that memory limit. No run may be killed. Configs for which --fit finds
-nothing are skipped. In addition, the last config is trained without these keys at half of its
-limit, and must be killed. Needs root and memory cgroups; exits with 77 if they are missing.
+for 3 steps in a cgroup with that memory limit. The kernel must not kill any of these runs. Configs
+for which --fit finds no keys are skipped. In addition, the last config is trained without the
+proposed keys in half of its limit. The kernel must kill this run. Needs root and memory cgroups;
+exits with 77 if they are missing.
 """
 import json
 import os

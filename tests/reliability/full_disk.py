@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Fills a disk: a run on a tmpfs that is too small must end with exit code 6 and an error of one
-sentence, and must resume once there is space.
+"""Trains on a full disk. A run on a tmpfs that is too small must end with exit code 6 and an error
+of one sentence, and must resume once there is space.
 
 usage: full_disk.py LATHE
 """
@@ -18,8 +18,8 @@ def main():
     one = sum(p.stat().st_size for p in (tiny.reference / "checkpoints/step-00000012").iterdir())
     disk = tiny.folder / "disk"
     disk.mkdir()
-    # Two checkpoints fit beside the other files. A save needs space for three until it has deleted
-    # the oldest.
+    # Two checkpoints fit beside the other files. A save needs space for three checkpoints until it
+    # has deleted the oldest one.
     size = 2 * one + 100_000
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(disk)], capture_output=True,
                           text=True)

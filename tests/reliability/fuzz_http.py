@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Sends malformed bodies to `lathe serve` from four clients, which keep their connections open as
-long as the server does. The server must answer each with a status from 400 to 499 and an error in
-OpenAI's form, answer correct requests in between, and stop with exit code 0. Its memory must grow
-by less than 24 MiB.
+"""Sends malformed bodies to `lathe serve` from four clients. A client keeps its connection open
+until the server closes it. The server must answer each malformed body with a status from 400 to 499
+and an error in OpenAI's form. It must answer correct requests in between, and stop with exit code
+0. The server's memory must grow by less than 24 MiB.
 
 A body is malformed if Python's json refuses it, if it is not a request at all, or if a field of a
-correct request has an invalid value. Correct bodies must get status 200. To show that the check
-for malformed bodies notices a fault, the script also applies it to a correct body, for which it
-must fail.
+correct request has an invalid value. Correct bodies must get status 200. To show that the check for
+malformed bodies notices a fault, the script also applies this check to a correct body. The check
+must then fail.
 
 usage: fuzz_http.py LATHE [BODIES [SEED]]
 """
@@ -126,7 +126,7 @@ def malformed(draw):
 
 
 class Connection:
-    """One connection, which is opened again after the server has closed it."""
+    """Represents one connection, which is opened again after the server has closed it."""
 
     def __init__(self, port):
         self.port, self.socket, self.opened = port, None, 0

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Kills a run at each call on files and folders (CALLS) that its first thread makes in a save:
-strace sends SIGKILL as the call begins. The run must resume from the newest complete checkpoint and
-end bitwise equal to an uninterrupted run.
+"""Kills a run at each system call on files and folders (CALLS) that its first thread makes in a
+save. strace sends SIGKILL when the call begins. The run must resume from the newest complete
+checkpoint and end bitwise equal to an uninterrupted run.
 
 usage: kill_calls.py LATHE
 """
@@ -24,7 +24,8 @@ def traced(tiny, run, log, *inject):
 
 
 def calls_of(log):
-    """Returns the first thread's calls in order, each as its name and the text after "("."""
+    """Returns the system calls of the first thread in order. Each has its name and the text after
+    "("."""
     found, first = [], None
     for line in log.read_text(errors="replace").splitlines():
         match = re.match(r"(\d+) +(\w+)\((.*)", line)

@@ -2,15 +2,15 @@
 """Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
 
 A run begins on 1, 2 or 4 processes. A random rank gets SIGKILL at a random moment. The run is
-started again, until it ends, on another number of processes, with another dist.shard or with updates
-in the backward pass, with another memory.offload, and with or without a pipeline of two stages and
-saves in the background. Then its metrics and its newest checkpoint must be those of an uninterrupted
-run on one process. No start may lose the newest checkpoint. A start that takes more than a minute is
-a hang.
+started again until it ends. Each start has another number of processes, another dist.shard or
+updates in the backward pass, another memory.offload, and possibly a pipeline of two stages and
+saves in the background. Then the metrics and the newest checkpoint must equal those of an
+uninterrupted run on one process. No start may lose the newest checkpoint. A start that takes more
+than a minute counts as a hang.
 
-Tensor parallelism changes the order of sums, and with it the bits of a run. So a fifth of the kills
-strike runs that keep one of the layouts in LAYOUTS. Such a run must end as an uninterrupted run with
-the same layout.
+Tensor and context parallelism change the order of sums, and with it the bits of a run. So a fifth of
+the kills strike runs that keep one of the layouts in LAYOUTS. The results of such a run must equal
+those of an uninterrupted run with the same layout.
 """
 import os
 import random
@@ -24,7 +24,7 @@ from tiny import Tiny, check, checkpoints, control, difference
 
 STEPS, SAVED, TIMEOUT, MICRO_BATCHES = 40, 5, 5, 4
 SHARDS = ["none", "optimizer", "gradients", "parameters"]
-# A run on pipeline stages is bitwise equal to one on one process only if embeddings are not tied.
+# A run on pipeline stages is bitwise equal to a run on one process only if embeddings are not tied.
 WORDS = [f"--train.grad_accum={MICRO_BATCHES}", "--memory.recompute=blocks", "--model.tie_weights=false",
          "--model.n_layer=2",
          f"--dist.timeout={TIMEOUT}"]
@@ -37,7 +37,8 @@ LAYOUTS = [(2, ["--dist.tensor=2"]),
 
 
 def ranks_of(launcher):
-    """Returns a launcher's child processes by rank, which it reads from their environment."""
+    """Returns the child processes of a launcher by rank. Reads each rank from the environment of
+    the child."""
     found = {}
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
     for pid in children.read_text().split() if children.exists() else []:
@@ -73,7 +74,8 @@ class Kills:
                                 stderr=subprocess.STDOUT, text=True)
 
     def start(self, run, ranks):
-        # The keys drawn here may change from start to start, and change no bit of the results.
+        # The keys drawn here may differ between the starts of a run. They change no bit of the
+        # results.
         words = self.tiny.command(run)[1:]
         if self.layout is not None:
             return self.launch(ranks, [*words, *self.layout[1],
@@ -87,7 +89,7 @@ class Kills:
         else:
             words.append(f"--dist.shard={self.draw.choice(SHARDS)}")
         kept = self.draw.choice(offload)
-        # Saves in the background would copy state that is on the disk into memory.
+        # A save in the background would copy state from the disk into memory.
         saves = ["true", "false"] if kept in ("none", "activations") else ["false"]
         words += [f"--memory.offload={kept}", f"--checkpoint.async_save={self.draw.choice(saves)}",
                   f"--dist.pipeline={pipeline}"]
@@ -151,7 +153,7 @@ def main():
         runs.strike((kills // 5 + i) // len(kept))
     struck, runs = sum(k.struck for k in [all_, *kept]), sum(k.runs for k in [all_, *kept])
 
-    # A wrong seed must be noticed.
+    # The test must notice a run with a wrong seed.
     other = Tiny(sys.argv[1], steps=STEPS, interval=SAVED, words=[*WORDS, "--train.seed=7"])
 
     def compare():

@@ -1,4 +1,4 @@
-"""Creates two network namespaces on this machine, with their own addresses and a link between
+"""Creates two network namespaces on this machine. Each has its own address, and a link connects
 them."""
 import os
 import subprocess
@@ -14,7 +14,7 @@ def ip(*words):
 
 
 class Networks:
-    """Two namespaces and a link between them."""
+    """Holds two namespaces and a link between them."""
 
     def __enter__(self):
         links = [f"lt{os.getpid() % 100000}{side}" for side in "ab"]
@@ -45,7 +45,8 @@ class Networks:
         ip("-n", NAMES[1], "link", "set", self.links[1], "down")
 
     def limit(self, rate):
-        """Limits each direction of the link to a rate, such as "10gbit". Returns False where the system can't."""
+        """Limits each direction of the link to a rate, such as "10gbit". Returns False if the
+        system can't."""
         return all(subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", link, "root", "tbf", "rate",
                                    rate, "burst", "10mb", "latency", "50ms"], capture_output=True).returncode == 0
                    for name, link in zip(NAMES, self.links))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Simulates power cuts on real file systems: while a run trains in a loop-mounted image, the image
-is cloned. Then the clone is mounted, and the run resumes there.
+"""Simulates power cuts on real file systems. While a run trains in a loop-mounted image, the image
+is cloned. Then the clone is mounted, and the run resumes in the clone.
 
-A clone is a snapshot of the block device. It has exactly the writes that the file system had issued
-before, as if the power failed and the disk still wrote the contents of its cache.
+A clone is a snapshot of the block device. It has exactly the writes that the file system issued
+before the clone. This is the state of a disk that writes its cache when the power fails;
 tests/train/store/crash_test.cc simulates disks that lose or reorder their cache. The image is in
-another XFS file system, because clones (reflinks) are atomic and copies are not. In one run,
-strace skips every fsync, and the test must notice this.
+another XFS file system, because clones (reflinks) are atomic and copies are not. In one run, strace
+skips every fsync. The test must then fail.
 
 usage: power_cut.py LATHE ext4|xfs [CUTS [SEED]]
 """

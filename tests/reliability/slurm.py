@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Requeues a Slurm job by hand, preempts it, and sends it the signal that precedes a time limit.
-Each time, the job must resume from the step at which it stopped. At its end, the run must be
-bitwise equal to an uninterrupted run. The job is docs/requeue.sbatch. Then a job of two tasks,
-which train together, is requeued. Its run must be bitwise equal to a run on one process.
+Each time, the job must resume from the step at which it stopped. At the end of the job, the run
+must be bitwise equal to an uninterrupted run. The job's script is docs/requeue.sbatch. Then a job
+of two tasks, which train together, is requeued. The run of this job must be bitwise equal to a run
+on one process.
 
-The cluster is one node on the loopback address, with a separate munge, in a temporary folder. It
-needs Debian's packages slurm-wlm and munge. Another job, which may not be requeued, is stopped
-once. The check must notice that its run is incomplete.
+The cluster is one node on the loopback address. Its files, and a separate munge, are in a temporary
+folder. The test needs Debian's packages slurm-wlm and munge. Another job, which Slurm may not
+requeue, is stopped once. The check must notice that the run of this job is incomplete.
 
 usage: slurm.py LATHE
 """
@@ -85,7 +86,7 @@ class Cluster:
         for name in ("munge", "state", "spool"):
             (folder / name).mkdir(parents=True)
         for open_to_all in (folder.parent, folder):
-            open_to_all.chmod(0o711)  # munge requires that its socket is reachable
+            open_to_all.chmod(0o711)  # munge requires that other users can reach its socket
         key = folder / "munge/key"
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))

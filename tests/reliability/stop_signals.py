@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Stops runs by signals, one or two at a time, at random moments of each phase: start, training, evaluation, sampling,
 saving. Every run must end as documented: with exit code 75, with 130 after a second SIGINT, or by
-the signal itself if that arrives before the program can handle it. Then it must resume from the
-step at which it stopped, and end bitwise equal to an uninterrupted run.
+the signal itself if it arrives before the program can handle signals. Then the run must resume from
+the step at which it stopped, and end bitwise equal to an uninterrupted run.
 
 In addition, a byte of a checkpoint is changed before a resume, and a run is compared with a run of
-another seed. The checks must notice both.
+another seed. The checks must notice both differences.
 
 usage: stop_signals.py LATHE [STOPS [SEED]]
 """
@@ -33,8 +33,8 @@ def step_of(line):
 
 
 def times(tiny):
-    """Returns the longest duration of each phase: from the start to the first line of output, and
-    from a step's line to the next line."""
+    """Returns the longest duration of each phase. The start takes until the first line of output.
+    Another phase takes from a step's line to the next line."""
     begin, process = time.monotonic(), tiny.start(tiny.folder / "timed")
     lines = [(time.monotonic() - begin, line) for line in process.stdout]
     check(process.wait() == 0, process.stderr.read())
@@ -55,7 +55,7 @@ class Stops:
 
     def stop(self, run, have):
         """Starts `run`, whose newest checkpoint is `have` (-1: none), and sends one or two signals.
-        Returns whether they stopped it before its end."""
+        Returns whether the signals stopped the run before its end."""
         phase = self.draw.choice(["start", *STEPS_OF])
         steps = [] if phase == "start" else [s for s in STEPS_OF[phase] if s > have]
         kind = self.draw.choice(KINDS)

@@ -48,7 +48,7 @@ def check(condition, what):
 
 
 def control(what, trial):
-    """Checks that `trial` ends with a failed check, which shows that the test notices a fault."""
+    """Checks that `trial` ends with a failed check. This shows that the test notices a fault."""
     try:
         trial()
     except SystemExit as noticed:
@@ -61,8 +61,8 @@ def control(what, trial):
 
 class Tiny:
     """Creates data and a config in a temporary folder and trains an uninterrupted reference run.
-    The folder is deleted with this object. `interval` is the number of steps between checkpoints,
-    and `words` are further arguments of each `lathe train` command."""
+    The folder is deleted when this object is deleted. `interval` is the number of steps between
+    checkpoints. `words` are further arguments of each `lathe train` command."""
 
     binary = None  # the path of `lathe` in the newest object
 
@@ -99,8 +99,9 @@ class Tiny:
 
 
 def resumed_from(output):
-    """Returns the step of the checkpoint that a process resumed from or, if the run had already
-    ended, of its last checkpoint. Reads the step from the process's output; 0 for a new run."""
+    """Returns the step of the checkpoint from which a process resumed, or 0 for a new run. If the
+    run had already ended, returns the step of its last checkpoint. Reads the step from the
+    process's output."""
     line = next((line for line in output.splitlines()
                  if line.startswith(("run       ", "nothing to do: the run ended with "))), None)
     check(line is not None, f"no line reports what the run resumes from: {output}")
@@ -122,7 +123,7 @@ def difference(a, b):
 
     def lines(run):
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        # Skip the records of changed config keys.
+        # Skip lines that record changed config keys.
         return [{k: row[k] for k in keys if k in row} for row in rows if "changed" not in row]
 
     if lines(a) != lines(b):
@@ -138,8 +139,8 @@ def difference(a, b):
 
 
 def complete(run, out):
-    """Returns the newest checkpoint of a run, or, if several processes wrote its tensors, a copy in
-    `out` with complete tensors."""
+    """Returns the newest checkpoint of a run. If several processes wrote its tensors, returns a
+    copy in `out` with complete tensors."""
     newest = f"checkpoints/step-{checkpoints(run)[-1]:08}"
     if (run / newest / "model.safetensors").exists():
         return run / newest

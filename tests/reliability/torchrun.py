@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Trains a tiny run on two processes that torchrun starts.
 
-With dist.shard "none" and "parameters", the result must be bit-identical to that of a run on one
-process. When a rank is killed, torchrun restarts all ranks, and the result must be the same.
+With dist.shard "none" and "parameters", the results must be bitwise equal to those of a run on one
+process. When a rank is killed, torchrun restarts all ranks. The results must then be the same.
 
 usage: torchrun.py LATHE
 

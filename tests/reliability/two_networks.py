@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Trains with two processes in two network namespaces, which have their own addresses:
-two_networks.py LATHE
+"""Trains with two processes in two network namespaces, each with its own address: two_networks.py
+LATHE
 
 The run must be bitwise equal to a run on one process. When the link between the processes goes
-down, both must end with exit code 7 in time, and the run must resume once the link is up. Skipped
-if namespaces can't be created.
+down, both processes must end with exit code 7 in time. The run must resume once the link is up
+again. The test is skipped if namespaces can't be created.
 """
 import os
 import subprocess

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Starts two trainers on one folder, the second at a random moment after the first. One must train,
-the other must end with exit code 8 and a message, and the run must be bitwise equal to a run
-without a second trainer. A race counts if the second trainer started before the first ended. Half
-of the races use a new folder, and half use a stopped run.
+and the other must end with exit code 8 and a message. The run must be bitwise equal to a run
+without a second trainer. If the first trainer ends before the second starts, the race does not
+count. Half of the races use a new folder, and half use a stopped run.
 
-In addition, the lock file is deleted while the first trainer is paused, so that both train. The
-checks must notice this.
+In addition, the lock file is deleted while the first trainer is paused. Both then train, which the
+checks must notice.
 
 usage: two_trainers.py LATHE [RACES [SEED]]
 """
@@ -23,8 +23,8 @@ STEPS = 30
 
 
 def judge(tiny, run, ended):
-    """Checks how two processes ended (code, output, errors). Returns whether they met, so that one
-    was refused."""
+    """Checks how two processes ended (code, output, errors). Returns whether both ran at the same
+    time, so that one was refused."""
     what = "".join(f"\ncode {code}: {out[-300:]}{err}" for code, out, err in ended)
     trained = [i for i, (_, out, _) in enumerate(ended) if re.search("^run       ", out, re.M)]
     check(len(trained) == 1, f"{len(trained)} processes trained:{what}")

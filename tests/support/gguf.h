@@ -40,7 +40,7 @@ inline std::string gguf_value(const std::vector<float>& list) {
   return gguf_list(6, list, raw<float>);
 }
 
-/// The parts of a GGUF file. Tests can change each part so that it contradicts the other parts.
+/// The parts of a GGUF file. A test can change one part so that it contradicts the other parts.
 struct GGUFBytes {
   struct Tensor {
     std::string name;

@@ -1,4 +1,4 @@
-// Packs blocks of GGUF's element types as ggml-quants.c describes them, without Lathe's code.
+// Packs blocks of GGUF's quantized types in the layouts of ggml-quants.c, without Lathe's code.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -76,10 +76,10 @@ class GGUFPacker {
     for (size_t g = 0; g < 8; ++g) {
       const int s = below(64), o = below(64);
       if (g < 4) {
-        // Scales and offsets of the first four groups are the lower six bits of a byte each.
+        // Each scale and each offset of the first four groups is in the lower six bits of a byte.
         set(block, 4 + g, 0, s);
         set(block, 8 + g, 0, o);
-      } else {  // four bits of both share byte 8 + g; the other two bits are in bytes g and 4 + g
+      } else {  // byte 8 + g has the lower four bits of both; bytes g and 4 + g have the others
         set(block, 8 + g, 0, s & 15);
         set(block, 8 + g, 4, o & 15);
         set(block, g, 6, s >> 4);

@@ -16,7 +16,7 @@ inline GPT make_gpt(const GPTConfig& config, uint64_t seed) {
 }
 
 /// Runs the forward and backward pass of one micro-batch, and adds its gradients to the existing
-/// ones. Returns the loss. `divisor` is that of head_loss().
+/// ones. Returns the loss. `divisor` is passed to head_loss().
 inline at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor,
                                   Compute compute, StepRandom random,
                                   const at::Tensor& loss_scale = {}) {

@@ -21,7 +21,7 @@ struct Listener : EventListenerBase {
   }
 
   /// Sets the seed, so that a test case draws the same random numbers whether it runs alone or
-  /// after others. Otherwise, LibTorch chooses another seed in each process.
+  /// after others. Without this seed, LibTorch would choose another seed in each process.
   void testCaseStarting(const Catch::TestCaseInfo&) override { at::manual_seed(1); }
 };
 CATCH_REGISTER_LISTENER(Listener)

@@ -161,7 +161,7 @@ class Checker {
     return d;
   }
 
-  /// Checks second derivatives: d/dx of sum_i(r_i * gradient_i) for fixed random r, compared with
+  /// Checks second derivatives. Compares d/dx of sum_i(r_i * gradient_i), for fixed random r, with
   /// LibTorch and with central differences.
   void second() {
     std::vector<Variable> in;
@@ -239,8 +239,8 @@ class Checker {
                            : dtype == at::kHalf   ? 0x1p-10
                                                   : 0x1p-7;
     const auto wanted = run_oracle(row_, exact, dy.to(at::kCPU, at::kDouble));
-    // A gate near 1 has a rounding error of half its spacing, even if it multiplies a small
-    // gradient.
+    // A gate near 1 has a rounding error of half the spacing of 1, even if the gate multiplies a
+    // small gradient.
     const double atol = dtype == at::kFloat ? 0x1p-24 : 0.05 * spacing;
     compare(str(dtype_name(dtype), device == at::kCUDA ? " on CUDA" : ""), ours, wanted, atol,
             row_.low_scale * spacing);

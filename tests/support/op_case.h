@@ -11,7 +11,7 @@
 
 namespace lathe::test {
 
-/// An input of an op: random values in [low, high]. `grad`: whether its gradient is checked.
+/// An input of an op, with random values in [low, high]. `grad`: whether its gradient is checked.
 struct Input {
   std::vector<int64_t> shape;
   double low = -2, high = 2;
@@ -27,12 +27,12 @@ struct OpCase {
   std::function<at::Tensor(const std::vector<at::Tensor>&)>
       oracle;               ///< the same function of LibTorch, with its own autograd
   bool second = true;       ///< whether second derivatives are checked
-  bool differences = true;  ///< whether gradients are compared with central differences, which fail
-                            ///< across a kink
+  bool differences = true;  ///< whether gradients are compared with central differences, which
+                            ///< are wrong across a kink
   bool exact = true;     ///< false if the op rounds inputs of any dtype to bf16 or less; errors of
                          ///< bf16's spacing are then allowed in every dtype
-  double low_scale = 4;  ///< the error allowed by the check of a dtype, in units of its spacing
-                         ///< times the largest value of the result
+  double low_scale = 4;  ///< the error that the check in a dtype allows, in units of the dtype's
+                         ///< spacing times the largest value of the result
 };
 
 /// Returns all rows. Each op has at least one row.

@@ -1,5 +1,5 @@
-// The only file that depends on the path of the build folder, so ccache can share all other objects
-// between build folders.
+// This is the only file that depends on the path of the build folder. ccache can therefore share
+// all other objects between build folders.
 #include "tests/support/process.h"
 
 namespace lathe::test {

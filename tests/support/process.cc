@@ -50,7 +50,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return all;
 }
 
-/// A process that runs a command; stdout and stderr go to pipes.
+/// A process that runs a command. Its stdout and stderr go to pipes.
 class Child {
  public:
   virtual ~Child() = default;
@@ -164,7 +164,7 @@ Finished run(const Invocation& c) {
     fail(Exit::io, "cannot create a pipe");
   std::vector<std::string> words{(binary_folder() / c.binary).string()};
   words.insert(words.end(), c.args.begin(), c.args.end());
-  // LATHE_ variables of the environment in which the tests run must not reach the binary.
+  // The command must not inherit LATHE_ variables from the environment of the tests.
   std::vector<std::string> environment;
   for (char** e = environ; *e != nullptr; ++e) {
     if (std::strncmp(*e, "LATHE_", 6) != 0) environment.emplace_back(*e);
@@ -232,7 +232,7 @@ std::string sample_text(size_t bytes) {
   std::string text;
   uint32_t x = 12345;
   while (text.size() < bytes) {
-    x = x * 1664525u + 1013904223u;  // the generator of Numerical Recipes
+    x = x * 1664525u + 1013904223u;  // the random number generator of Numerical Recipes
     text += words[(x >> 24) % 13];
     text += (x >> 16) % 9 == 0 ? ".\n" : " ";
   }
@@ -303,8 +303,8 @@ std::string difference(const fs::path& a, const fs::path& b) {
     std::set<std::string> seen;
     for (std::string line; std::getline(text, line);) {
       const Json j = parse_json(line, (run / "metrics.jsonl").string(), Exit::internal);
-      // Skip the lines that log changed keys: a run that is stopped and resumed may change
-      // train.steps each time.
+      // Skip the lines that log changed keys, since a run may change train.steps each time it is
+      // resumed.
       if (j.contains("changed")) continue;
 
       std::string kept;

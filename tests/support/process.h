@@ -10,7 +10,7 @@
 
 namespace lathe::test {
 
-/// Returns the folder of the sources, and the folder of this build's binaries.
+/// Return the folder of the sources and the folder of this build's binaries.
 fs::path source_folder();
 fs::path binary_folder();
 
@@ -33,8 +33,8 @@ std::string packed(std::vector<T> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-/// Returns the fastest folder for small files: /dev/shm, which is in memory, if it can be written,
-/// else the folder for temporary files.
+/// Returns the fastest folder for small files: /dev/shm, which is in memory, if this process can
+/// write to it, else the folder for temporary files.
 fs::path fast_folder();
 
 /// The results of a command that has ended.
@@ -59,8 +59,8 @@ struct Invocation {
   std::string close_output_after{};  ///< close the pipe's reading end once standard output has this
                                      ///< text; empty: never
   /// True: run in a new process, which loads LibTorch itself, as in normal use. False: run in a
-  /// fork of a process that has already loaded LibTorch (tests/support/faults/serve.h). This takes
-  /// a fifth of the time but changes measurements of memory.
+  /// fork of a process that has already loaded LibTorch (tests/support/faults/serve.h). A fork
+  /// takes a fifth of the time of a new process, but changes measurements of memory.
   bool apart = false;
 };
 /// Runs a command and waits for its end; kills it after 120 s. The command inherits the environment

@@ -32,7 +32,7 @@ class RandomChain {
     std::vector<Variable> values{given[0] * 1.5};
 
     const auto any = [&]() -> Variable {
-      // Draw an input or a previous value, so that some of them are used several times.
+      // Draw an input or a previous value, so that some values are used several times.
       return draw(2) == 0 ? values[draw(values.size())] : given[draw(given.size())];
     };
 
@@ -65,7 +65,7 @@ class RandomChain {
         case 20: values.push_back(where(a > 0.1, a, a * 0.3)); break;
         case 21: values.push_back(masked_fill(a, a < a * a, 0.25)); break;
         case 22: values.push_back(erf(a)); break;
-        // Sums and means over rows, and ops on their results.
+        // These steps compute sums or means over rows, and apply ops to the results.
         case 23: values.push_back(a - mean(a, {-1}, true)); break;
         case 24: values.push_back(a * rsqrt(mean(a * a, {-1}, true) + 0.1) * b); break;
         case 25: {

@@ -1,5 +1,5 @@
-// Runs a function with each set of vector instructions that Highway was compiled for and this CPU
-// has.
+// Runs a function with each set of vector instructions for which Highway was compiled and that this
+// CPU supports.
 #pragma once
 
 #include <hwy/targets.h>

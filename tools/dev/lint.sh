@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
 # ./dev lint [--changed | FILE...]: reports retired phrases in changed lines, public declarations
-# without a contract, and what clang-tidy finds. clang-tidy checks all sources, with --changed only
-# changed ones, or else the named files.
+# without a contract, and what clang-tidy finds. clang-tidy checks the named files; with --changed,
+# the changed sources; by default, all sources.
 
 # Prints the commit with which changes are compared: the one where this branch left main, or, on
 # main, the previous commit.

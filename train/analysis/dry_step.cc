@@ -51,8 +51,8 @@ int64_t sent_within_replica() {
   return bytes;
 }
 
-/// Adds the sizes of the files that memory.offload uses. Also gathers sharded optimizer state as a
-/// save does, so that the dry run counts the memory that a save needs.
+/// Adds the sizes of the files that memory.offload uses. A save gathers sharded optimizer state, so
+/// this function gathers it as well. The dry run then counts the memory that a save needs.
 void add_offload(DryStep& result, const Session& s) {
   if (const StateOffload* offload = s.optimizer.offload()) {
     result.scratch_bytes = offload->file_bytes();
@@ -135,10 +135,9 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.made = memory_stats();
   result.unit = data.task->unit();
 
-  // FLOPs are those of the second step, and the peaks are those of both steps. The number of
-  // partial sums of gradients that a step keeps grows with the logarithm of the number of
-  // micro-batches. 64 micro-batches are therefore enough to estimate the memory of a step with more
-  // micro-batches.
+  // The FLOPs come from the second step, and the peaks from both steps. The number of partial sums
+  // of gradients that a step keeps grows with the logarithm of the number of micro-batches. 64
+  // micro-batches are therefore enough to estimate the memory of a step with more micro-batches.
   constexpr int64_t most = 64;
   const int64_t least = s.stage && s.stage->parts() > 1 ? sizes.pipeline : 1;
   const int64_t all = s.config.train.grad_accum;
@@ -172,8 +171,9 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.replica = sizes;
   result.stage = stage;
   if (s.divides_state()) result.largest_owner = s.layout->largest_owner(stage);
-  // The last stage waits for the first micro-batch, and the first stage waits for the gradients of
-  // the last micro-batch. During each of these waits, every other stage computes one of its parts.
+  // Each stage waits in total as long as the other stages, one after another, take to compute one
+  // of their parts (dist.virtual_stages), forward and backward. The last stage waits for the first
+  // micro-batch, and the first stage waits for the gradients of the last one.
   result.bubble =
       s.stage ? static_cast<double>(sizes.pipeline - 1) / static_cast<double>(s.stage->parts()) : 0;
   result.update_share = update_share_of(s);

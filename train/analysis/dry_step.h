@@ -24,11 +24,11 @@ struct DryStep {
   double formula_flops = 0;             ///< FLOPs of a micro-batch by the model's own formula
   double update_flops = 0;              ///< FLOPs of the matrix products of an optimizer update
   int64_t checkpoint_bytes = 0;
-  int ranks = 1;          ///< number of processes; the memory is that of one of them
+  int ranks = 1;          ///< number of processes; the memory fields describe one of them
   GridSizes replica{};    ///< the processes that hold one replica of the model together
   int stage = 0;          ///< pipeline stage of the process whose memory is given
   int largest_owner = 0;  ///< in this stage, the data rank that updates the most parameters
-  /// Time that a pipeline stage is idle in a step, in units of the time of one micro-batch.
+  /// Idle time of a pipeline stage in a step, as a multiple of the time of one micro-batch.
   double bubble = 0;
   /// Largest fraction of the trained parameters that one process updates.
   double update_share = 1;
@@ -50,13 +50,13 @@ struct DryStep {
 };
 
 /// Runs two dry steps of the config as one of `ranks` processes. If the run evaluates, also runs an
-/// evaluation before and after the steps. The memory in the result is that of the process with the
-/// highest peak. The FLOPs, the update share and the bytes sent are each the largest among all
-/// processes. The data folder of a token model may be missing if its vocab_size is given. Throws
-/// the errors that the run itself would throw.
+/// evaluation before and after the steps. The result has the memory of the process with the highest
+/// peak. Its FLOPs, update share and bytes sent are maxima over all processes. The data folder of a
+/// token model may be missing if its vocab_size is given. Throws the errors that the run itself
+/// would throw.
 DryStep dry_step(const LoadedConfig& loaded, int ranks = 1);
-/// Does the same with data that is already open. `loaded` is a config that RunData::open() has
-/// completed.
+/// Runs the same dry steps with data that is already open. `loaded` is a config that
+/// RunData::open() has completed.
 DryStep dry_step(const LoadedConfig& loaded, const RunData& data, int ranks = 1);
 /// Runs the dry steps only for the position of this process in the grid of the run's processes.
 DryStep dry_step_of_this_process(const LoadedConfig& loaded, const RunData& data);

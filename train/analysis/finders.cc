@@ -20,7 +20,7 @@ double squared_norm(const at::Tensor& t) {
 }  // namespace
 
 RangeTest lr_range_test(Session& s, const Data& data, double from, double to, int64_t steps) {
-  // The test sets the rate of every step itself; a schedule would scale it.
+  // The test sets the rate of every step itself; a schedule would scale this rate.
   s.config.schedule.kind = "constant";
   s.config.schedule.warmup_steps = 0;
   Loader loader = training_loader(s, data, 0);
@@ -41,15 +41,16 @@ RangeTest lr_range_test(Session& s, const Data& data, double from, double to, in
       break;
     }
 
-    // An exponential mean of the losses; dividing by the weight removes its bias toward zero.
+    // Update the exponential mean of the losses. Division by the weight removes the bias of this
+    // mean toward zero.
     constexpr double keep = 0.9;
     mean = keep * mean + (1 - keep) * loss;
     weight = keep * weight + (1 - keep);
     test.lr.push_back(s.config.optim.lr);
     test.loss.push_back(mean / weight);
 
-    // Stop only at a clear divergence. read_range() then finds its exact step with a lower
-    // threshold.
+    // Stop only at a clear divergence. read_range() then finds the step where the divergence began,
+    // with a lower threshold.
     if (test.loss.back() > 2 * test.loss.front()) break;
   }
 
@@ -64,7 +65,7 @@ void read_range(RangeTest& t) {
   // Search only up to the lowest loss: beyond it, a falling loss is noise.
   for (size_t i = 2; std::cmp_less(i + 2, std::max<ptrdiff_t>(least - t.loss.begin() + 1, 0));
        ++i) {
-    // The derivative over log(rate), across four steps to average out noise.
+    // Compute the derivative over log(rate) across four steps, which averages out noise.
     const double slope = (t.loss[i + 2] - t.loss[i - 2]) / std::log(t.lr[i + 2] / t.lr[i - 2]);
     if (slope < best) {
       best = slope;

@@ -37,8 +37,8 @@ struct NoiseScale {
   /// not above zero.
   double batch() const;
 };
-/// Estimates the noise scale from squared norms of gradients. `small_norm` is their mean over
-/// batches of `small` samples, `large_norm` their mean over batches of `large` samples.
+/// Estimates the noise scale from squared norms of gradients. `small_norm` is the mean over batches
+/// of `small` samples, and `large_norm` is the mean over batches of `large` samples.
 NoiseScale noise_scale(double small_norm, double large_norm, double small, double large);
 /// Measures the noise scale with `rounds` large batches, each of which consists of `parts`
 /// micro-batches. Changes no parameter, but updates the running statistics of batch norm as

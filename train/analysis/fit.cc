@@ -1,9 +1,9 @@
 // Implements the search of `lathe plan --fit`. The search first makes the micro-batch smaller and
-// the number of micro-batches larger, which keeps the global batch. It then also changes other
-// settings, in all combinations, beginning with those that cost the least time: sharding, sequence
-// parallelism and virtual stages (on several processes), precision, how activations are kept, the
-// optimizer, updates in backward and the order of sums. It tries offloading to disk last. A dry run
-// measures the memory of each candidate.
+// the number of micro-batches larger, which keeps the global batch. It then also tries all
+// combinations of other settings, in ascending order of their cost in time. These settings are
+// sharding, sequence parallelism and virtual stages (on several processes), precision, how
+// activations are kept, the optimizer, updates in backward and the order of sums. The search tries
+// offloading to disk last. A dry run measures the memory of each candidate.
 #include "train/analysis/fit.h"
 
 #include <sys/stat.h>
@@ -30,7 +30,7 @@ namespace lathe {
 namespace {
 
 /// Returns the resident bytes of one process of a run with these keys. The run has as many
-/// processes as `now`. Returns nullopt if the keys contradict each other.
+/// processes as the run of the forecast `now`. Returns nullopt if the keys contradict each other.
 std::optional<int64_t> resident(const std::string& path, const Overrides& given,
                                 const Overrides& more, const Forecast& now) {
   try {
@@ -44,13 +44,13 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
 }
 
 /// Keys that may make a run take less memory, and their cost: about how many percent longer a step
-/// takes (docs/benchmarks/gpt2.md and docs/guide/activations.md). For settings that change what the
-/// run learns, the cost is higher than that.
+/// takes (docs/benchmarks/gpt2.md and docs/guide/activations.md). Settings that change what the run
+/// learns have a higher cost than this percentage.
 struct Setting {
   Overrides keys{};
   double cost = 0;
 };
-/// Alternative settings, of which a run can have only one. The first one changes no keys.
+/// Alternative settings, of which a run can have only one. The first alternative changes no keys.
 using Alternatives = std::vector<Setting>;
 
 /// Returns the alternative ways to keep activations for a model with this many blocks.
@@ -238,7 +238,7 @@ struct HostNeeds {
 };
 
 /// Returns the needs of the machine where memory is scarcest. `memory` and `scratch` are the needs
-/// of this process in bytes. All processes of the run must call it.
+/// of this process in bytes. All processes of the run must call this function.
 HostNeeds scarcest_host(int64_t memory, int64_t scratch) {
   std::map<std::string, HostNeeds> hosts;
   for (const std::string& text : world().gather_texts(
@@ -279,7 +279,7 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   const fs::path other = c.memory.offload_dir.empty() ? run : nearest_folder(c.memory.offload_dir);
   const bool is_one_disk = on_one_disk(run, other);
 
-  // What the processes need includes what they have by now.
+  // What the processes need includes the memory that they already have.
   const auto free = static_cast<double>(host.room());
   const double room = free_bytes(run), other_room = free_bytes(other);
 
@@ -318,7 +318,7 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
     change.emplace_back("train.grad_accum", std::to_string(global / batch));
     return change;
   };
-  // The search needs the same keys several times, and each new ones take a dry run.
+  // The search measures the same keys several times, so remember the result of each dry run.
   std::map<Overrides, std::optional<int64_t>> known;
   const auto needed = [&](const Overrides& change, int64_t batch) {
     const Overrides keys = with_batch(change, batch);

@@ -1,5 +1,5 @@
-// Finds settings with which a run fits into the memory of a machine, and reads the data sheets of
-// GPUs.
+// Finds settings with which a run fits into the memory of a machine. Also looks up the data-sheet
+// numbers of GPUs.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,11 @@
 namespace lathe {
 
 /// Loads a config with the overrides `given` and `more`. If both set a key, `more` has precedence.
-/// Resolves train.init_from and adapters.base, because the runs that they name set keys of [model].
+/// Resolves train.init_from and adapters.base, because the runs that these keys name determine keys
+/// of [model].
 LoadedConfig load_with(const std::string& path, const Overrides& given, const Overrides& more);
 
-/// The memory and disk space that a run on CPUs needs, compared with those of the machine. If the
+/// The memory and disk space that a run on CPUs needs, compared with what the machine has. If the
 /// run uses several machines, `text` describes the machine where memory is scarcest.
 struct ResourceNeeds {
   std::string text;    ///< one line, the same on all processes
@@ -29,13 +30,14 @@ struct ResourceNeeds {
 /// allocates its memory.
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
-/// Returns config overrides with which each process stays within `bytes` of resident memory. The
-/// run has as many processes as `now`. The overrides set the largest micro-batch that fits, and the
-/// number of micro-batches that keeps the global batch. If even one sequence does not fit, they
-/// also change as few keys as possible: dist.shard, the precision, recomputation, the optimizer,
-/// train.sum_order and others, and memory.offload last. `path` is the config's file, and `given`
-/// are the overrides that the user gave. Returns no overrides if the run fits without changes, and
-/// nullopt if no combination is enough.
+/// Returns config overrides with which each process stays within `bytes` of resident memory. `now`
+/// is the forecast without these overrides; the number of processes stays the same. The overrides
+/// set the largest micro-batch that fits, and the number of micro-batches that keeps the global
+/// batch. If even one sequence does not fit, the overrides also change as few keys as possible:
+/// dist.shard, the precision, recomputation, the optimizer, train.sum_order and others, and
+/// memory.offload last. `path` is the config's file, and `given` are the overrides that the user
+/// gave. Returns no overrides if the run fits without changes, and nullopt if no combination is
+/// enough.
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes);
 

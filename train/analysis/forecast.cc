@@ -172,7 +172,7 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
       int64_t& window = next.loaded.config.data.window;
       window = std::min(window, model_context(next.loaded.config));
       if (batch_sizes(next.loaded.config).vocab_size < batch_sizes(from.loaded.config).vocab_size)
-        next.loaded.config.data.dir.clear();  // its token ids would exceed the vocabulary
+        next.loaded.config.data.dir.clear();  // token ids of the data would exceed the vocabulary
 
       // A model kind with a scale_down() of its own gives valid sizes. For other kinds, the smaller
       // sizes are guesses.
@@ -273,8 +273,8 @@ int64_t kept_checkpoints(const RunConfig& c) {
   const size_t gone =
       steps_to_delete(steps, {.newest = k.keep, .every = k.keep_every, .best = k.keep_best}, 0)
           .size();
-  // It is unknown which step will be the best, but that step is most likely one that would
-  // otherwise be deleted.
+  // The best step is unknown. Its checkpoint is most likely one that would otherwise be deleted, so
+  // count one more.
   return static_cast<int64_t>(steps.size() - gone) + (k.keep_best && gone > 0 ? 1 : 0);
 }
 

@@ -18,8 +18,8 @@ std::string first_blocks(int64_t count, int64_t all) {
   return count == all ? "blocks" : str("blocks.0-", count - 1);
 }
 
-/// Finds the value of memory.recompute for a budget. All processes of the run must create it and
-/// call its functions.
+/// Finds the value of memory.recompute for a budget. All processes of the run must create this
+/// object and call its functions.
 class BudgetSearch {
  public:
   /// `program`: the resident bytes of this process besides its tensors.

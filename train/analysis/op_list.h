@@ -23,8 +23,8 @@ struct StepOp {
   std::string op{};
   /// Path of the module in which the op ran; empty outside of all modules.
   std::string module{};
-  /// Dtypes and sizes, such as "float32[2,3]"; for a backward pass, those of the incoming
-  /// gradients.
+  /// Dtypes and sizes, such as "float32[2,3]"; for a backward pass, dtypes and sizes of the
+  /// incoming gradients.
   std::vector<std::string> inputs{};
   /// For a backward pass, the saved tensors that it read; otherwise empty.
   std::vector<std::string> saved{};
@@ -33,7 +33,7 @@ struct StepOp {
   /// returns a view reads and writes nothing.
   int64_t read = 0, written = 0;
   Flops flops{};
-  bool allocates = false;  ///< whether the memory of some output is not that of an input
+  bool allocates = false;  ///< whether some output does not share the memory of an input
   bool elementwise = false;
 };
 

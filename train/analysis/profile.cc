@@ -1,6 +1,6 @@
 // Implements the profile of training steps. It waits for a GPU after each op, which hides the
-// overlap of ops. The options --kineto and --nvtx therefore run further steps without waiting; in
-// these, core/named_range.h passes the names of ops to ATen's RecordFunction. Idle threads of
+// overlap of ops. The options --kineto and --nvtx therefore run further steps without waiting. In
+// these steps, core/named_range.h passes the names of ops to ATen's RecordFunction. Idle threads of
 // OpenMP spin, so CPU time can't show that they are idle; the profile instead uses the log of
 // core/thread_log.h.
 #include "train/analysis/profile.h"

@@ -20,7 +20,7 @@ struct Span {
   std::string op{};               ///< such as "linear_gelu"; outside of ops, "optimizer" or "data"
   std::string module{};           ///< such as "blocks.1.mlp"; empty outside of all modules
   std::string inputs{};           ///< dtypes and shapes of the inputs of a forward pass
-  double begin = 0, seconds = 0;  ///< seconds from the first profiled step to the start; duration
+  double begin = 0, seconds = 0;  ///< start, in seconds since the first profiled step; duration
   Flops flops{};
   /// Bytes of inputs and outputs; for a backward pass, bytes of gradients.
   int64_t bytes = 0;
@@ -39,7 +39,7 @@ const char* phase_name(Span::Phase phase);
 struct ThreadWork {
   std::string lane{};             ///< kind of thread, such as "loop" or "data worker"
   int thread = 0;                 ///< index in its lane: 0, 1, ...
-  double begin = 0, seconds = 0;  ///< seconds from the first profiled step to the start; duration
+  double begin = 0, seconds = 0;  ///< start, in seconds since the first profiled step; duration
 };
 
 /// Measurements of the steps of a session.

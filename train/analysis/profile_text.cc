@@ -92,13 +92,15 @@ Limits limits_of(const Profile& p, const Ceilings& ceilings) {
       continue;
     }
 
-    // The shortest possible time for the matrix products and the memory traffic of the span.
+    // Compute the shortest possible time for the matrix products and the memory traffic of the
+    // span.
     const double by_flops = span.flops.matmul / ceilings.flops,
                  by_bytes = static_cast<double>(span.bytes) / ceilings.bytes_per_second;
     const double least = std::min(span.seconds, std::max(by_flops, by_bytes));
 
-    // A span that takes at most three times the shortest time is limited by this ceiling. In a
-    // slower span, the remaining time is overhead, such as the start of the op.
+    // If a span takes at most three times the shortest time, count all of its time as limited by
+    // compute or memory. In a slower span, the time beyond the shortest time is overhead, such as
+    // the start of the op.
     const double own = 3 * least >= span.seconds ? span.seconds : least;
     (by_flops >= by_bytes ? limits.compute : limits.memory) += own;
     limits.overhead += span.seconds - own;
@@ -195,7 +197,8 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
       static_cast<double>(p.data_bytes) / total / 1e6, 100 * waits,
       static_cast<long long>(p.disk_reads));
 
-  // More workers do not help a slow disk, which page faults reveal.
+  // If the step waits for data and there were page faults, the disk is too slow, and more workers
+  // would not help.
   if (waits < 0.05)
     out << "data.workers = " << p.workers << " is enough.\n";
   else if (p.disk_reads > 0)

@@ -19,9 +19,9 @@ constexpr const char *trace_mark = R"("args":{"name":"lathe"})",
 std::string profile_trace(const Profile& profile);
 
 /// Runs `count` steps, beginning with step `first`, under LibTorch's profiler. Writes Kineto's
-/// trace of these steps to `file`; it has Lathe's steps, modules and ops, ATen's ops, and the
-/// kernels and copies of a GPU. Does not wait between ops. The session changes as in training.
-/// Throws Exit::io if the file can't be written.
+/// trace of these steps to `file`; the trace has Lathe's steps, modules and ops, ATen's ops, and a
+/// GPU's kernels and copies. Does not wait for a GPU between ops. The session changes as in
+/// training. Throws Exit::io if the file can't be written.
 void write_kineto_trace(Session& session, const Data& data, int64_t first, int64_t count,
                         const std::filesystem::path& file);
 

@@ -146,7 +146,7 @@ int64_t prompt_length(const Arguments& arguments, int64_t context, int64_t token
 }
 
 /// Returns random tokens [batch][prompt] from a fixed seed, so that every run of the benchmark has
-/// the same ones.
+/// the same prompts.
 std::vector<std::vector<int64_t>> random_prompts(int64_t batch, int64_t prompt,
                                                  int64_t vocabulary) {
   std::vector<std::vector<int64_t>> texts(static_cast<size_t>(batch));

@@ -155,7 +155,7 @@ OpBench bench_rms_norm(const OpShapes& s) {
           }};
 }
 
-/// x holds the gate and the value next to each other, 2 C channels each.
+/// Each row of x holds 2 C channels of the gate, followed by 2 C channels of the value.
 OpBench bench_swiglu(const OpShapes& s) {
   const at::Tensor x = at::randn({s.n, 4 * s.c}, s.low), dy = at::randn({s.n, 2 * s.c}, s.low);
   const Variable px = parameter(x);
@@ -260,7 +260,7 @@ OpBench bench_fused(const OpShapes&) {
   return s.by([=] { return fused(SixOps::chain, s.px, s.pw, s.pb); });
 }
 
-/// Runs chain() in the way in which a training step does with train.fuse.
+/// Runs chain() in the way in which a training step runs elementwise ops with train.fuse.
 OpBench bench_deferred(const OpShapes&) {
   const SixOps s;
   return s.by([=] { return deferred([&] { return SixOps::chain(s.px, s.pw, s.pb); }); });

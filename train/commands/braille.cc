@@ -22,7 +22,7 @@ class Canvas {
   size_t height() const { return 4 * rows_; }
   void set(size_t x, size_t y, size_t curve) {
     // In a character, Unicode numbers the dots of the left column 1 2 3 7 from top to bottom, and
-    // those of the right column 4 5 6 8.
+    // the dots of the right column 4 5 6 8.
     constexpr uint8_t bit[2][4] = {{0x01, 0x02, 0x04, 0x40}, {0x08, 0x10, 0x20, 0x80}};
     const size_t down = height() - 1 - y, cell = down / 4 * columns_ + x / 2;
     dots_[cell] = static_cast<uint8_t>(dots_[cell] | bit[x % 2][down % 4]);

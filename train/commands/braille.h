@@ -11,11 +11,11 @@ struct BrailleCurve {
   std::vector<double> x, y;
 };
 
-/// Draws the curves in `height` lines of at most `width` columns. Needs at least 4 lines and 20
-/// columns. Shows the smallest and the largest y at the left, and the smallest and the largest x
-/// below. Connects consecutive values by lines. If several values fall into one column of dots,
-/// sets all dots from the smallest to the largest value. If `color` is true, draws each curve in
-/// the color of curve_color().
+/// Draws the curves in `height` lines of at most `width` columns. Raises `height` to at least 4,
+/// and `width` to at least 20. Shows the smallest and the largest y at the left, and the smallest
+/// and the largest x below. Connects consecutive values by lines. If several values fall into one
+/// column of dots, sets all dots from the smallest to the largest value. If `color` is true, draws
+/// each curve in the color of curve_color().
 std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, size_t width,
                                       size_t height, bool color);
 

@@ -134,10 +134,11 @@ std::set<std::string> words_of_name(std::string name) {
   return {std::istream_iterator<std::string>(in), {}};
 }
 
-/// Returns the options that the user may have meant by the unknown option `name`. These are the
-/// config keys with the same last part, such as optim.lr for lr, learning-rate and train.lr. If
-/// there are none, it is the option with the most similar name. If no name is similar, these are
-/// the options whose words all occur in `name`, such as tokens for max-tokens.
+/// Returns the options that the user may have meant by the unknown option `name`. First looks for
+/// config keys with the same last part, such as optim.lr for train.lr and lr, and also for
+/// learning-rate, its name in other frameworks. If there are none, returns the option with the most
+/// similar name. If no name is similar, returns the options whose words all occur in `name`, such
+/// as tokens for max-tokens.
 std::vector<std::string> suggestions(std::string name, const std::vector<std::string>& known) {
   std::string last_part = name;
   std::replace(last_part.begin(), last_part.end(), '-', '_');
@@ -361,7 +362,7 @@ int run_and_report(int argc, char** argv) {
     if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");
     return static_cast<int>(code);
   } catch (const Error& e) {
-    // An empty message means that another process has printed it.
+    // An empty message means that another process has printed the error.
     if (*e.what() != '\0') log(Level::error, e.what());
     return static_cast<int>(e.code());
   } catch (const c10::Error& e) {

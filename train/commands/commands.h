@@ -96,9 +96,9 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
 /// command is taken.
 void add_command(Command command);
 
-/// Throws Exit::usage for a flag that the subcommand (the first positional) does not accept. It
-/// accepts the flags in `known` and, if `config_keys` is true, the keys of the config. Appends
-/// `hint` to the message.
+/// Throws Exit::usage for a flag that the subcommand (the first positional) does not accept. The
+/// subcommand accepts the flags in `known` and, if `config_keys` is true, the keys of the config.
+/// Appends `hint` to the message.
 void check_flags(const Arguments& arguments, const std::set<std::string>& known,
                  bool config_keys = false, const std::string& hint = "");
 /// Splits the text of a flag at commas.
@@ -111,13 +111,13 @@ LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);
 /// Returns the path of the run or checkpoint that the first positional names. Throws
 /// Exit::checkpoint if the path is a data folder or a file.
 fs::path run_argument(const Arguments& arguments);
-/// Returns the tokenizer at `path`, the value of --tokenizer: that of a run or checkpoint, or that
-/// in tokenizer files. Throws Exit::usage if a run has no BPE tokenizer.
+/// Returns the tokenizer at `path`, the value of --tokenizer: the tokenizer of a run or checkpoint,
+/// or one in tokenizer files. Throws Exit::usage if a run has no BPE tokenizer.
 Tokenizer tokenizer_at(const fs::path& path);
-/// Checks that a command may write its result to `file`. It may if the file does not exist, is
-/// empty, or is the result of an earlier command, which has `mark` among its first 4096 bytes.
-/// Otherwise throws Exit::usage, unless --force is true. Always throws for a folder or a special
-/// file.
+/// Checks that a command may write its result to `file`. The command may write if the file does not
+/// exist, is empty, or is the result of an earlier command, which has `mark` among its first 4096
+/// bytes. Otherwise throws Exit::usage, unless --force is true. Always throws for a folder or a
+/// special file.
 void check_output(const Arguments& arguments, const fs::path& file, std::string_view mark);
 /// The flag --force, which check_output() reads.
 inline const Flag force_flag{"force", "Replace a file that lathe did not write."};

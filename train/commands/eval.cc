@@ -227,7 +227,7 @@ void set_other_data(DataConfig& config) {
   }
 }
 
-/// Returns the data to evaluate on: the data in --data or, by default, that of the run.
+/// Returns the data to evaluate on: the data in --data or, by default, the data of the run.
 DataConfig data_argument(const Arguments& arguments, const LoadedModel& m) {
   DataConfig data_config = m.config.data;
   data_config.dir = arguments.get("data", m.config.data.dir);
@@ -257,7 +257,7 @@ Exit run_eval(const Arguments& arguments) {
   const DataConfig data_config = data_argument(arguments, m);
 
   const auto data = open_data(data_config);
-  // With --data, the task of a token model is that of the given data, not that of the run.
+  // With --data, not the run but the given data determines the task of a token model.
   LoadedConfig measured{.config = m.config, .origins = {}};
   if (arguments.flags.contains("data") && m.state.sizes.outputs == 0)
     measured.config.train.task = "auto";

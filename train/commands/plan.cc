@@ -369,7 +369,7 @@ Exit run_plan(const Arguments& a) {
   }
 
   const bool has_budget = !resolved.config.memory.budget.empty();
-  // With --fit, the search takes the place of the budget.
+  // With --fit, the search replaces the budget.
   const BudgetedConfig budget =
       fit.empty() ? apply_memory_budget(resolved, *ranks) : without_budget(resolved);
   const LoadedConfig& loaded = budget.loaded;

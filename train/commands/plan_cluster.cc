@@ -21,7 +21,7 @@
 namespace lathe {
 namespace {
 
-// Largest number of layouts to show, of those that fit and of those that don't.
+// Show at most this many layouts that fit, and at most this many that don't.
 constexpr size_t shown_layouts = 8;
 
 /// The input and the result of a plan for a cluster.
@@ -80,9 +80,9 @@ MatmulDtype dtype_of(const AmpConfig& amp) {
   return MatmulDtype::bf16;
 }
 
-/// Sets step.state_bytes, the bytes of optimizer state per parameter, as in the state that the
-/// optimizer makes for a large matrix. Sets step.faults.tensor if the optimizer can't update parts
-/// of a matrix.
+/// Sets step.state_bytes, the bytes of optimizer state per parameter. Computes them from the state
+/// that the optimizer makes for a large matrix. Sets step.faults.tensor if the optimizer can't
+/// update parts of a matrix.
 void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
   constexpr int64_t side = 4096;
   const MetaInit without_storage;

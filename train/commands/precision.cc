@@ -85,8 +85,8 @@ struct Seen {
   bool overflow = false;
 };
 
-/// Runs one pass over the batches at a loss scale. Converts each gradient of the ops of is_low() to
-/// `compute`, and calls `on_gradient` with it.
+/// Runs one pass over the batches at a loss scale. Converts each gradient of the ops that is_low()
+/// accepts to `compute`, and calls `on_gradient` with the converted gradient.
 Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& batches,
               at::ScalarType compute, float scale,
               const std::function<void(const at::Tensor&)>& on_gradient) {
@@ -95,7 +95,7 @@ Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& ba
     if (!g.defined()) return;
     seen.overflow = seen.overflow || !std::isfinite(g.abs().amax().item<double>());
     if (!is_low(node)) return;
-    // A matmul that adds a residual receives a float32 gradient, which it rounds first.
+    // A matmul that adds a residual receives a float32 gradient and first rounds that gradient.
     const at::Tensor low = g.to(compute);
     seen.overflow = seen.overflow || !std::isfinite(low.abs().amax().item<double>());
     seen.elements += low.numel();

@@ -15,9 +15,9 @@ namespace lathe {
 struct AccumulationError {
   int64_t n = 0;
   at::ScalarType dtype = at::kHalf;
-  /// Errors of dot products that are summed in `dtype`, in float32, and by the linear op.
+  /// Errors of dot products: summed in `dtype`, summed in float32, and computed by the linear op.
   double dot_low = 0, dot_fp32 = 0, dot_op = 0;
-  /// Errors of norms that are summed in `dtype`, in float32, and by the optimizer.
+  /// Errors of norms: summed in `dtype`, summed in float32, and computed by the optimizer.
   double norm_low = 0, norm_fp32 = 0, norm_op = 0;
 };
 /// Returns the errors for fp16 and bf16, each for n = 10^3 ... 10^max_power. Terms are products of
@@ -27,8 +27,8 @@ std::vector<AccumulationError> accumulation_errors(int max_power);
 std::string accumulation_table(const std::vector<AccumulationError>& errors);
 
 /// A histogram of the exponents of a model's gradients, as in figure 3 of Micikevicius et al. 2018,
-/// and how many gradients become zero in float16. `activations` are the gradients of matmul,
-/// attention and GELU outputs; `weights` are those of weights.
+/// and how many gradients become zero in float16. `activations` counts the gradients of matmul,
+/// attention and GELU outputs; `weights` counts the gradients of weights.
 struct GradientExponents {
   static constexpr int lowest = -60, highest = 20;
   std::vector<double> activations,
@@ -41,7 +41,8 @@ struct GradientExponents {
         0;  ///< fraction of elements that are zero in float16 at this scale but not in float32
     bool overflow = false;
   };
-  /// Passes at loss scales 1, 8 and 1024, and at the scale where dynamic scaling settles.
+  /// One pass at each of the loss scales 1, 8 and 1024, and one at the scale where dynamic scaling
+  /// settles.
   std::vector<Pass> passes;
 };
 /// Runs forward and backward passes of `batches` training batches of the model's data, in float32

@@ -40,7 +40,8 @@ std::string number_text(Number x) {
 double with_fewest_digits(double x, double tolerance) {
   if (!std::isfinite(x)) return x;
   // Start with so few digits that neighboring decimals are more than two tolerances apart. Then at
-  // most one decimal is within the tolerance, and this loop finds it even if it has fewer digits.
+  // most one decimal is within the tolerance. A shorter decimal is found as well, since it equals a
+  // decimal of this length.
   const double few = std::floor(std::log10(std::abs(x) / (2 * tolerance)));
   for (int digits = static_cast<int>(std::clamp(few, 1.0, 16.0)); digits < 17; ++digits) {
     char text[64];

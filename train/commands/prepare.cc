@@ -284,8 +284,8 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
     return fs::exists(out / part.name / "manifest.json");
   };
 
-  // If there is no record of this command, the folders in `out` were not written by it, so never
-  // replace them.
+  // If there is no record of this command, this command did not write the folders in `out`, so
+  // never replace them.
   for (const MixturePart& part : parts) {
     if (!recorded && is_made(part)) {
       fail(Exit::usage, (out / part.name).string(), " already holds data",

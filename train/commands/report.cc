@@ -1,6 +1,6 @@
-// Implements `lathe report`: inserts dygraphs and the data into a page, which is a string in the
-// binary. The page's content security policy forbids every request. A curve of more than 1500
-// values is drawn as means with a band from minimum to maximum.
+// Implements `lathe report`: inserts the chart library dygraphs and the data into an HTML page,
+// which is a string in the binary. The page's content security policy forbids every request. A
+// curve of more than 1500 values is drawn as means with a band from minimum to maximum.
 #include "train/commands/report.h"
 
 #include <algorithm>
@@ -124,8 +124,8 @@ Json profile_json(const fs::path& path) {
   return json;
 }
 
-/// Returns the machine of the newest checkpoint that can be read. Empty if no checkpoint can be
-/// read.
+/// Returns a description of the machine that wrote the newest readable checkpoint. Empty if no
+/// checkpoint can be read.
 std::string machine_of(const fs::path& run) {
   for (const fs::path& checkpoint : list_checkpoints(run)) {
     try {
@@ -158,14 +158,13 @@ void add_curves(Json& json, const Curves& curves) {
   json["layers"] = std::move(layers);
 }
 
-/// Adds the alternatives to the step as the axis of the page: time, and the number of tokens or
-/// samples.
+/// Adds what the page can show on the x axis instead of steps: time, and tokens or samples.
 void add_axes(Json& json, const Curves& curves) {
   const Series* clock = curves.find("time");
   Reduced times;
   if (clock != nullptr) times = reduce(clock->steps, clock->values, report_buckets);
-  // The step of each part that reduce() makes is that of its last value, so also take the time of
-  // that value.
+  // Each part that reduce() makes has the step of the last value in the part, so also take the time
+  // of that value.
   if (!times.low.empty()) times.mean = times.high;
   json["clock"] = {{"s", times.steps}, {"v", times.mean}};
 

@@ -9,15 +9,16 @@
 
 namespace lathe {
 
-/// Throws Exit::usage if the chart library is missing. The message names the package that has it.
+/// Throws Exit::usage if the chart library is missing. The message names the package that contains
+/// the library.
 void check_chart_library();
 /// Returns the page, which loads no other files. If `refresh_s` is not 0, the page reloads itself
 /// after this many seconds. Divides long curves into `report_buckets` parts, draws the mean,
 /// smallest and largest value of each part, and states that on the page.
 ///
-/// `sweep` has an object for each key that a sweep varied. The object has the "key", its "points"
-/// [value, loss, name], which the page draws as loss over value, and the points "without_loss"
-/// [value, name, reason].
+/// `sweep` has an object for each key that a sweep varied. The object has the "key" and two lists
+/// of points. The page draws "points", each [value, loss, name], as loss over value. The list
+/// "without_loss" has [value, name, reason] for each other point.
 std::string report_page(const std::vector<fs::path>& runs, int refresh_s = 0,
                         const Json& sweep = Json::array());
 

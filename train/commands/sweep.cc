@@ -18,7 +18,7 @@ namespace {
 struct Description {
   std::string config;
   std::map<std::string, std::string> options;
-  // Each axis, after the location that error messages name.
+  // Each axis, paired with the location that error messages name.
   std::vector<std::pair<std::string, Axis>> keys;
 };
 
@@ -187,7 +187,7 @@ Exit run_sweep_command(const Arguments& given) {
   const std::set<std::string> known{"jobs", "samples", "seed", "out", "method", "eta", "min-steps"};
   const Description d = describe(given, known);
   Arguments arguments = given;
-  // Below, options of the sweep file are treated like those of the command line.
+  // Below, options of the sweep file are treated like options of the command line.
   arguments.flags = d.options;
   const SweepOptions options = read_options(arguments);
 

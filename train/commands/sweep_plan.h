@@ -44,11 +44,12 @@ struct SweepPlan {
   Overrides keys_of(size_t point) const;
 };
 
-/// Returns every combination, with the last axis varying fastest. If `samples` > 0, instead draws
-/// this many different points, at random from `seed`. Draws fewer if there are not as many
-/// different points. Draws from a range of real numbers are uniform in the logarithm if the range
-/// begins above 0 and its end is at least ten times its beginning. Other draws are uniform. Throws
-/// Exit::usage for a range if `samples` is 0, and for more than 100000 points.
+/// Returns every combination of the values of the axes, with the last axis varying fastest. If
+/// `samples` > 0, instead draws this many different points, at random from `seed`. Draws fewer if
+/// there are not as many different points. Draws from a range of real numbers are uniform in the
+/// logarithm if the range begins above 0 and its end is at least ten times its beginning. Other
+/// draws are uniform. Throws Exit::usage for a range if `samples` is 0, and for more than 100000
+/// points.
 std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t samples, uint64_t seed);
 /// Returns the rungs of successive halving: `steps` divided by powers of eta, down to `least`. Each
 /// rung is a multiple of `interval`, the number of steps between evaluations. Throws Exit::usage if
@@ -79,8 +80,8 @@ std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& po
                                                const std::vector<bool>& running, size_t rungs,
                                                int64_t eta);
 
-/// Returns whether a key repeats a point instead of changing it (train.seed, data.fold). Results
-/// are averaged over the values of such a key.
+/// Returns whether a key only repeats a point with another seed or split (train.seed, data.fold).
+/// Results are averaged over the values of such a key.
 bool repeats_point(const std::string& key);
 /// Returns a name for each point, composed of its values, such as "lr=1e-3,seed=1". Names are valid
 /// file names and differ from each other.

@@ -10,8 +10,8 @@ namespace lathe {
 std::string overrides_text(const Overrides& overrides);
 /// Writes table.txt, report.html and best.toml into the sweep's folder, and prints the table and
 /// the best point. `names` are the names of the points; the run of each point is in points/NAME.
-/// Except with successive halving, averages the results over seeds and folds; the best point is
-/// then the one with the lowest mean loss.
+/// Without successive halving, averages the results over seeds and folds, and the best point is the
+/// one with the lowest mean loss.
 void write_sweep_results(const SweepPlan& plan, const std::vector<std::string>& names,
                          const std::vector<PointState>& states, const fs::path& folder);
 

@@ -107,8 +107,8 @@ class Sweep {
       for (const auto& [key, value] : point) points.back()[key] = value;
     }
 
-    // If the config was edited, it is another sweep, so the checksum of the config is part of the
-    // record.
+    // A sweep whose config was edited counts as another sweep, so the checksum of the config is
+    // part of the record.
     Json record{{"config", plan_.config},
                 {"config_xxh3", file_checksum(plan_.config)},
                 {"fixed", overrides_text(plan_.fixed)},
@@ -311,12 +311,12 @@ class Sweep {
     if (exit == Exit::done || exit == Exit::stopped) {
       const fs::path checkpoint = find_checkpoint(point(i));
       const RunState run = read_state(checkpoint);
-      // At the last rung the run finishes; at others it pauses, with the exit code of a stop,
-      // unless train.early_stop ended it before.
+      // At the last rung, the run finishes. At other rungs, it pauses with the exit code of a stop,
+      // unless train.early_stop has ended the run.
       const bool at_end = static_cast<size_t>(s.target) + 1 == plan_.rungs.size();
       const bool there =
           exit == Exit::done || (!at_end && run.step >= plan_.rungs[static_cast<size_t>(s.target)]);
-      if (!there || run.eval_due) return;  // it was stopped before its target
+      if (!there || run.eval_due) return;  // the run was stopped before its target
 
       if (run.val_loss && !std::isfinite(*run.val_loss)) return end(i, "diverged");
 

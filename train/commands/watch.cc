@@ -1,5 +1,5 @@
-// Implements `lathe watch`, which shows runs in the terminal and updates them. It only reads files,
-// so the runs may be on another machine that shares its files.
+// Implements `lathe watch`, which shows runs in the terminal and keeps the display up to date. The
+// command only reads files, so the runs may be on another machine that shares its files.
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -167,7 +167,7 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
       shown.emplace_back(name);
   }
 
-  // The plots share the lines below those of the runs.
+  // The plots share the lines below the lines of the runs.
   const size_t room = shown.empty() ? 0 : (height - std::min(height, lines.size())) / shown.size();
   for (const std::string& name : shown) {
     std::vector<BrailleCurve> curves;

@@ -13,7 +13,7 @@ bool has_checkpoint_name(const fs::path& folder) {
   return folder.filename().string().starts_with("step-");
 }
 
-/// Returns whether the manifest.json of a folder begins like that of a checkpoint.
+/// Returns whether the manifest.json of a folder begins like the manifest.json of a checkpoint.
 bool has_checkpoint_manifest(const fs::path& folder) {
   std::error_code none;
   const fs::path path = folder / "manifest.json";

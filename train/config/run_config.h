@@ -2,8 +2,8 @@
 // and check it.
 //
 // amp.scaler and amp.loss_scale are separate keys, so that each key has one type and a
-// contradiction between them can be reported. A key without effect is an error only if it differs
-// from its default, because a saved config, which holds every key, must load again.
+// contradiction between them can be reported. A saved config holds every key and must load again,
+// so a key without effect is an error only if it differs from its default.
 #pragma once
 
 #include <filesystem>
@@ -237,7 +237,7 @@ struct LogConfig {
 
 /// The complete configuration of a run.
 struct RunConfig {
-  // Defined in run_config.cc. With this many keys these functions are long, and if they were
+  // Defined in run_config.cc. These functions are long, because there are many keys. If they were
   // inline, each source file would compile them again.
   RunConfig();
   RunConfig(const RunConfig&);
@@ -283,8 +283,8 @@ std::string config_reference();
 struct GivenKey {
   std::string key;
   ConfigValue value;
-  /// Whether the value is a text from the environment or the command line, which has the type of
-  /// the field.
+  /// Whether the value is a text from the environment or the command line. Such a text is parsed
+  /// with the type of the field.
   bool is_text;
   std::string where;
   /// Returns the value converted to the type of `field`. If `field` is null, returns the value as
@@ -302,7 +302,7 @@ struct LoadedConfig {
   std::filesystem::path base{};  ///< the checkpoint that adapters.base names, once
                                  ///< resolve_adapter_base has found it
   /// The checkpoint or Hugging Face folder that train.init_from names. resolve_init_from sets it,
-  /// unless the run has a checkpoint of its own or adapters.
+  /// unless the run has adapters or a checkpoint of its own.
   std::filesystem::path source{};
   /// The checkpoint or Hugging Face folder of the frozen model that the task needs, once
   /// resolve_frozen has found it; empty in a dry run, which does not depend on weights.

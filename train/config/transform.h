@@ -1,7 +1,7 @@
-// Defines transforms, which change a finished model before its optimizer is made, and so work for
-// any kind of model. A transform consists of a config struct, a function, and a line in the table
-// of train/transforms/table.cc. A program that links Lathe calls add_transform() instead. The keys
-// of the struct form a section of the config with the name of the transform.
+// Defines transforms. A transform changes a finished model before its optimizer is made, so it
+// works for any kind of model. It consists of a config struct, a function, and a line in the table
+// of train/transforms/table.cc. A program that links Lathe calls add_transform() instead of adding
+// a line. The keys of the struct form a section of the config with the name of the transform.
 //
 // A config with a key that was moved (`model.lora...` to `[adapters]`) is refused, and the error
 // gives the new name. In the config of a saved run, such keys are translated.

@@ -44,7 +44,7 @@ struct GGUFFacts {
   /// Value of general.architecture, with which the names of keys begin.
   std::string architecture;
   int64_t vocab_size = 0;  ///< number of rows of token_embd.weight
-  /// Whether the weight of the embedding is also that of the head.
+  /// Whether the embedding and the head share their weight.
   bool tied = false;
   /// Values of the tensor rope_freqs.weight; empty if the file has no such tensor.
   std::vector<float> rope_divisors{};
@@ -55,7 +55,7 @@ struct Family {
   std::string model_type;    ///< value of model_type in config.json
   std::string architecture;  ///< name of the model class in transformers
   std::string kind;          ///< model kind in Lathe
-  /// Prefix of all tensor names except that of the head; some files omit it.
+  /// Prefix of all tensor names except the name of the head; some files omit the prefix.
   std::string prefix;
   std::vector<TensorRule> tensors{};
   /// Names of tensors that are ignored: some files have them although they follow from the config.
@@ -74,7 +74,8 @@ struct Family {
   /// parameters.
   std::function<std::vector<std::pair<std::string, std::vector<float>>>(const AnyConfig& own)>
       gguf_tensors{};
-  /// Reads the GGUF metadata of the architecture. `most` and the errors are those of read().
+  /// Reads the GGUF metadata of the architecture. Takes the same `most` as read(), and throws the
+  /// same errors.
   std::function<ModelKeys(ConfigKeys& keys, const GGUFFacts& facts, int64_t most)> read_gguf{};
 };
 
@@ -89,8 +90,8 @@ const Family& family_of_gguf(const std::string& architecture, const std::string&
 
 /// Returns a name in which '#' is replaced by the number of a block.
 std::string with_block(const std::string& name, int64_t block);
-/// Returns the rule for a parameter's path and the number of its block. The rule is null if there
-/// is none for the path; the number is -1 if the parameter is in no block.
+/// Returns the rule for the parameter with this path, and the number of the parameter's block. The
+/// rule is null if no rule matches the path; the number is -1 if the parameter is in no block.
 std::pair<const TensorRule*, int64_t> rule_of(const Family& family, const std::string& path);
 /// Returns whether `name` matches `pattern`, in which '#' stands for any number. If it does, and if
 /// the pattern has a '#', stores that number in `block`.
@@ -99,16 +100,15 @@ bool is_named(const std::string& name, const std::string& pattern, int64_t* bloc
 /// Returns the number of heads to which the rows of a parameter belong. The gguf_rows of the rule
 /// must not be as_they_are.
 int64_t heads_of_rows(const TensorRule& rule, const AnyConfig& own);
-/// Returns the size of the vocabulary, which is that of the embeddings. Throws Exit::checkpoint if
-/// the file has a key ARCHITECTURE.vocab_size with another value.
+/// Returns the size of the vocabulary, which is the number of rows of the embeddings. Throws
+/// Exit::checkpoint if the file has a key ARCHITECTURE.vocab_size with another value.
 int64_t read_gguf_vocabulary(ConfigKeys& keys, const GGUFFacts& facts);
 /// Passes over the keys that the config.json of every family may have and that do not change the
-/// computation.
-/// Throws the errors of ConfigKeys if the model is not causal, has an encoder, or has
+/// computation. Throws the errors of ConfigKeys if the model is not causal, has an encoder, or has
 /// cross-attention.
 void pass_common_keys(ConfigKeys& keys);
-/// Returns the context length to use: `most`, or `positions`, the length for which the model was
-/// made, if `most` is 0. Throws Exit::usage if `most` is above `positions`, or if `most` is 0 and
+/// Returns the context length to use: `most` or, if `most` is 0, `positions`, the length for which
+/// the model was made. Throws Exit::usage if `most` is above `positions`, or if `most` is 0 and
 /// `positions` is above 1,000,000.
 int64_t context_of(int64_t positions, int64_t most);
 /// Returns the value of a key of [model], which must exist and have the type T.

@@ -21,7 +21,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the name of a type as a value of --dtype.
+/// Returns the value of --dtype that names a type.
 std::string dtype_of(const GGUFType& type) {
   std::string name = type.name;
   std::ranges::transform(name, name.begin(),
@@ -68,7 +68,7 @@ at::Tensor in_blocks(const GGUFType& type, const std::string& name, const at::Te
 /// written.
 class Entries {
  public:
-  /// `type`: the quantized type of matrices, or null if each matrix keeps its own dtype.
+  /// `type`: the quantized type of matrices, or null if each matrix keeps its dtype.
   explicit Entries(const GGUFType* type) : type_(type) {}
 
   void add(const std::string& name, at::ScalarType dtype, const std::vector<int64_t>& sizes,
@@ -76,7 +76,7 @@ class Entries {
     entries_.push_back(make_entry(name, dtype, sizes, std::move(make)));
   }
   /// Adds a matrix, which is quantized if the constructor got a quantized type. If the row length
-  /// is not a multiple of that type's block size, writes the matrix in float16, or in float32 if a
+  /// is not a multiple of the type's block size, writes the matrix in float16, or in float32 if a
   /// value exceeds float16's range.
   void add_matrix(const std::string& name, at::ScalarType dtype, const std::vector<int64_t>& sizes,
                   std::function<at::Tensor()> make) {

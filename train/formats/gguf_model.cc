@@ -37,7 +37,7 @@ at::Tensor to_halves(const at::Tensor& t, int64_t heads) {
   return t.reshape({heads, width / 2, 2, -1}).transpose(1, 2).reshape(t.sizes());
 }
 
-/// Returns the keys that describe the model: those with the prefix "ARCHITECTURE.". Other keys are
+/// Returns the keys with the prefix "ARCHITECTURE.", which describe the model. Other keys are
 /// informational or belong to the tokenizer.
 ConfigKeys keys_of(const GGUFFile& file, const std::string& architecture) {
   const std::string where = file.path().string();
@@ -128,7 +128,7 @@ void GGUFModel::check_tensors(bool tied) const {
     used.insert(name);
 
     std::vector<int64_t> wanted = p.parameter.sizes().vec();
-    // A shorter context uses the first rows of the position embeddings.
+    // A model with a shorter context uses only the first rows of the position embeddings.
     if (p.path == "positions.weight" && entry->shape.size() == 2 && entry->shape[0] > wanted[0])
       wanted[0] = entry->shape[0];
     if (entry->shape != wanted)
@@ -151,8 +151,8 @@ at::ScalarType GGUFModel::dtype(const NamedParameter& p) const {
   };
   if (!rule->is_float32_in_gguf) return stored(name);
 
-  // GGUF files always store this tensor in float32. If the dtype of the token embeddings represents
-  // every value exactly, return that dtype instead.
+  // GGUF files always store this tensor in float32, whatever its original dtype. Assume the dtype
+  // of the token embeddings if it represents every value exactly.
   const at::Tensor values = values_of(*file_.find(name));
   const at::ScalarType others = stored(embeddings);
   return at::equal(values.to(others).to(at::kFloat), values.to(at::kFloat)) ? others : stored(name);
@@ -167,7 +167,7 @@ at::Tensor GGUFModel::tensor(const NamedParameter& p) const {
   if (rule->is_float32_in_gguf) t = t.to(dtype(p));
   if (rule->gguf_rows != TensorRule::Rows::as_they_are)
     t = to_halves(t, heads_of_rows(*rule, model().own));
-  // A shorter context uses the first rows of the position embeddings.
+  // A model with a shorter context uses only the first rows of the position embeddings.
   return t.dim() == 2 ? t.slice(0, 0, p.parameter.size(0)) : t;
 }
 

@@ -23,7 +23,7 @@ class GGUFModel : public ModelSource {
   TokenizerSettings settings() const override;
 
  private:
-  /// Returns the rule of a parameter, and the parameter's name in the file.
+  /// Returns the TensorRule of a parameter, and the parameter's name in the file.
   std::pair<const TensorRule*, std::string> source_of(const NamedParameter& parameter) const;
   GGUFFacts read_facts(const std::string& architecture) const;
   void check_tensors(bool tied) const;
@@ -32,7 +32,7 @@ class GGUFModel : public ModelSource {
   const Family* family_;
 };
 
-/// Makes a run from a GGUF file by import_model(), and returns its checkpoint.
+/// Makes a run from a GGUF file with import_model(), and returns the run's checkpoint.
 fs::path import_gguf(const ImportOptions& options);
 
 }  // namespace lathe

@@ -20,15 +20,16 @@ enum : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused 
 struct Splits {
   const char* name;  ///< the name in llama.cpp
   std::vector<std::string> patterns;
-  bool whole_pieces = false;  ///< ignore_merges of tokenizer.json; llama.cpp infers it from `name`
-  bool nfc = false;  ///< whether tokenizers of this name normalize text to NFC; GGUF has no key for
-                     ///< it
+  bool whole_pieces = false;  ///< ignore_merges of tokenizer.json; llama.cpp infers this setting
+                              ///< from `name`
+  bool nfc = false;  ///< whether tokenizers of this name normalize text to NFC, for which GGUF has
+                     ///< no key
 };
 
-/// Returns all known ways of splitting text. Several names can have the same patterns; an export
+/// Returns all known ways of splitting text. If several names have the same patterns, an export
 /// writes the first of these names.
 const std::vector<Splits>& all_pre_tokenizers() {
-  // name, patterns, whole_pieces, nfc
+  // The columns are name, patterns, whole_pieces and nfc.
   static const std::vector<Splits> all{{"gpt-2", {gpt2_pattern}},
                                        {"llama-bpe", {llama3_pattern}, true},
                                        {"llama3", {llama3_pattern}, true},
@@ -46,7 +47,7 @@ std::string pre_tokenizer_name(const BPEDefinition& d) {
        "); it has one for those of GPT-2, Llama 3, Qwen 2 and SmolLM");
 }
 
-/// Returns a score for each token, as SentencePiece stores them. llama.cpp merges the pair whose
+/// Returns the scores of all tokens, as SentencePiece stores them. llama.cpp merges the pair whose
 /// token has the highest score first, so earlier merges have higher scores.
 std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
   std::vector<float> scores(tokens, 0);
@@ -70,8 +71,8 @@ std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
   return scores;
 }
 
-/// Reads the tokenizer.* keys of a file. Its errors have the code Exit::data and name the file and
-/// the key.
+/// Reads the tokenizer.* keys of a file. If a value is missing or invalid, throws Exit::data with
+/// the file and the key.
 class TokenizerKeys {
  public:
   explicit TokenizerKeys(const GGUFFile& file) : file_(file), where_(file.path().string()) {}
@@ -112,7 +113,8 @@ class TokenizerKeys {
 /// the longer left token come first, as in transformers' conversion.
 Json merges_of(const std::vector<std::string>& tokens, const std::vector<bool>& merged,
                const std::vector<float>& scores, const std::string& where) {
-  // The time for a token grows with the square of its length, so longer tokens are refused.
+  // The time to find a token's merges is quadratic in the token's length, so that length is
+  // limited.
   constexpr size_t most_bytes = 256;
 
   struct Merge {
@@ -190,8 +192,8 @@ bool add_pre_tokenizer(const TokenizerKeys& keys, Json& json) {
   return splits->whole_pieces;  // llama.cpp's default adds BOS only for Llama 3's tokenizers
 }
 
-/// Adds the rule of tokenizer.json that begins each text with the BOS token, if the file's texts
-/// begin with it. `begins`: the default of the key add_bos_token.
+/// If texts begin with the BOS token according to the file, adds the rule of tokenizer.json that
+/// puts this token before each text. `begins`: the default of the key add_bos_token.
 void add_bos(const TokenizerKeys& keys, const std::vector<std::string>& tokens, bool begins,
              Json& json) {
   const int32_t first = keys.id("ggml.bos_token_id", tokens.size());
@@ -235,7 +237,7 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
 
   std::vector<std::string> tokens, merges;
   std::vector<int32_t> types;
-  // The model's vocabulary may be larger than the tokenizer's, and GGUF has a token for each id.
+  // GGUF has a token for each id of the model, whose vocabulary may be larger than the tokenizer's.
   for (int64_t id = 0; id < vocab_size; ++id) {
     const bool there = id < std::ssize(d.tokens) && !d.tokens[static_cast<size_t>(id)].empty();
     tokens.push_back(there ? printed_token(d, static_cast<size_t>(id)) : str("[PAD", id, "]"));
@@ -267,7 +269,8 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
   }
 
   BoundaryTokens marks = tokenizer.marks();
-  // If no token ends texts, llama.cpp stops at token 11 of a byte-level BPE.
+  // If a file names no token that ends texts, llama.cpp ends a text at token 11 of a byte-level
+  // BPE.
   if (marks.end < 0) marks.end = marks.turn_end;
   if (marks.end < 0 && !of_characters) {
     log_warn("the tokenizer has no token that ends texts, so llama.cpp stops at token 11, ", "\"",

@@ -1,4 +1,5 @@
-// Tokenizers in the metadata of GGUF files (the keys tokenizer.*). Includes no LibTorch header.
+// Declares functions for tokenizers in the metadata of GGUF files (the keys tokenizer.*). Includes
+// no LibTorch header.
 #pragma once
 
 #include <string>
@@ -16,8 +17,8 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
 /// Reads a file's tokenizer, chat template and special tokens. Supports two values of
 /// tokenizer.ggml.model: "gpt2", for the ways of splitting text that add_gguf_tokenizer() writes,
 /// and "llama", which is SentencePiece. The merges of "llama" are all pairs of tokens whose
-/// concatenation is a token, in the order of the scores of the concatenations. Throws Exit::data if
-/// the tokenizer is invalid or not supported by this build.
+/// concatenation is a token, ordered by the score of the concatenation. Throws Exit::data if the
+/// tokenizer is invalid or not supported by this build.
 Tokenizer read_gguf_tokenizer(const GGUFFile& file);
 /// Reads only the chat templates and the names of the special tokens. The name of a special token
 /// is empty if the file has no id for it. Throws Exit::data for a value that is invalid.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t most_config = uint64_t{16} << 20;
 
-/// Returns the family of a folder's config.json, and the keys of [model] that correspond to it.
+/// Returns the model family of a folder's config.json, and the corresponding keys of [model].
 std::pair<const Family*, ModelKeys> read_config(const fs::path& folder, int64_t block_size,
                                                 const std::vector<std::string>& ignored) {
   const std::string where = (folder / "config.json").string();
@@ -83,7 +83,7 @@ void HuggingFaceFolder::check_tensors() const {
 
     std::vector<int64_t> wanted = p.parameter.sizes().vec();
     if (source.transposed) std::reverse(wanted.begin(), wanted.end());
-    // A shorter context uses the first rows of the position embeddings.
+    // A model with a shorter context uses only the first rows of the position embeddings.
     const bool cut =
         p.path == "positions.weight" && entry->shape.size() == 2 && entry->shape[0] > wanted[0];
     if (cut) wanted[0] = entry->shape[0];
@@ -135,7 +135,7 @@ at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
     files_.release(entry);
   }
   if (source.shift != 0) t = t.to(at::kFloat) - source.shift;
-  // A shorter context uses the first rows of the position embeddings.
+  // A model with a shorter context uses only the first rows of the position embeddings.
   return t.dim() == 2 ? t.slice(0, 0, p.parameter.size(0)) : t;
 }
 
@@ -181,7 +181,8 @@ void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& c
   write_settings(tokenizer.settings(), folder, settings);
   write_file_durably(folder / "tokenizer_config.json", json_text(settings, 1) + "\n");
 
-  // vocab.json and merges.txt imply GPT-2's pattern and no other settings.
+  // vocab.json and merges.txt can express only tokenizers with GPT-2's pattern and default
+  // settings.
   if (d.patterns != std::vector<std::string>{gpt2_pattern} || d.nfc || d.whole_pieces ||
       !d.byte_tokens.empty())
     return;
@@ -204,8 +205,8 @@ void export_hugging_face(const ExportOptions& o) {
             {"use_cache", true},
             {"bos_token_id", nullptr},
             {"eos_token_id", nullptr},
-            // Without the key, transformers uses a default id for some families, which may be
-            // outside of a small vocabulary.
+            // Without the key, transformers uses a default id for some families. A small vocabulary
+            // may not contain that id.
             {"pad_token_id", nullptr}};
   head.update(m.family_config);
 

@@ -30,7 +30,8 @@ class HuggingFaceFolder : public ModelSource {
   TokenizerSettings settings() const override;
 
  private:
-  /// The tensor of a parameter in the files, and the transformations of its TensorRule.
+  /// Holds the name of a parameter's tensor in the files, and the transformations that the
+  /// parameter's TensorRule asks for.
   struct Source {
     std::string name;
     bool transposed;
@@ -45,19 +46,20 @@ class HuggingFaceFolder : public ModelSource {
   mutable const TensorEntry* last_ = nullptr;  // the entry that tensor() read last
 };
 
-/// Makes a run from a Hugging Face folder by import_model(), and returns its checkpoint.
+/// Makes a run from a Hugging Face folder with import_model(), and returns the run's checkpoint.
 fs::path import_hugging_face(const ImportOptions& options);
 
 /// Options of an export in any format.
 struct ExportOptions {
   fs::path run, out;
-  std::string checkpoint = "newest";  ///< which checkpoint to export: `which` of find_checkpoint()
+  std::string checkpoint = "newest";  ///< which checkpoint to export (see find_checkpoint())
   bool average = false;  ///< whether to write the moving average of the weights (optim.ema_decay)
   std::string dtype{};   ///< dtype of matrices: fp32, bf16 or fp16, in GGUF also q8_0 or q4_0; if
                          ///< empty, the dtype of the checkpoint
-  std::string chat_template{};  ///< `choice` of set_chat_template(); if empty, the run's chat
-                                ///< template is exported
-  StopAsked stop{};  ///< called before each tensor; true ends the export with Exit::stopped
+  std::string chat_template{};  ///< the template to export (see set_chat_template()); if empty, the
+                                ///< run's chat template
+  StopAsked stop{};  ///< called before each tensor; if it returns true, the export ends with
+                     ///< Exit::stopped
 };
 /// Writes a run as a Hugging Face folder, completely or not at all. Throws Exit::usage if no family
 /// can represent the run's model, if the run has adapters, or if `out` is not empty. Throws

@@ -75,8 +75,8 @@ namespace {
 /// if the options ask for no tokenizer.
 std::optional<Tokenizer> chosen_tokenizer(const ModelSource& source, const ImportOptions& o) {
   std::optional<Tokenizer> tokenizer;
-  // Check the settings first and outside of the try block, since the remedy that the catch block
-  // adds, another tokenizer, does not help against an error in the settings.
+  // Check the settings before the try block. Its catch block suggests another tokenizer, which does
+  // not fix an error in the settings.
   if (o.tokenizer == "auto") (void)source.settings();
 
   if (o.tokenizer == "auto") {
@@ -119,8 +119,8 @@ fs::path import_model(const ModelSource& source, const ImportOptions& o) {
   config.data.dir = "";
   config.train.batch_size = 1;
   config.train.out_dir = o.out.string();
-  // A saved config has the resolved value of schedule.min_lr. For the default config,
-  // end_of_schedule() gives this value.
+  // A saved config has the resolved value of schedule.min_lr, as end_of_schedule() returns it for
+  // the default config.
   config.schedule.min_lr = config.optim.lr / 10;
 
   state.config = config.schema().to_toml(&config, /*comments=*/false);

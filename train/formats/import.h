@@ -1,4 +1,4 @@
-// Declares the parts of the import of models that all file formats share.
+// Declares functions for importing models that all file formats share.
 #pragma once
 
 #include <string>
@@ -17,10 +17,11 @@ struct ImportOptions {
   int64_t block_size = 0;    ///< context length; 0: the context length that the model was made for
   std::string tokenizer = "auto";  ///< auto: the model's tokenizer; none: no tokenizer; otherwise
                                    ///< the path of a tokenizer
-  std::string chat_template{};     ///< `choice` of set_chat_template(); if empty, the model's chat
-                                   ///< template is used
+  std::string chat_template{};     ///< the template of the run (see set_chat_template()); if empty,
+                                   ///< the model's chat template
   std::vector<std::string> ignored_keys{};  ///< unknown keys to ignore; recorded in the run
-  StopAsked stop{};  ///< called before each tensor; true ends the import with Exit::stopped
+  StopAsked stop{};  ///< called before each tensor; if it returns true, the import ends with
+                     ///< Exit::stopped
 };
 
 /// Reads a model from another program's files.
@@ -35,8 +36,8 @@ class ModelSource {
   /// Returns the dtype of tensor(parameter).
   virtual at::ScalarType dtype(const NamedParameter& parameter) const = 0;
   /// Returns the values of a parameter in their stored dtype, or in float32 if they are quantized.
-  /// If the file stores them in Lathe's layout, they are not copied and are valid as long as this
-  /// object exists. Throws Exit::diverged if a value is not finite.
+  /// If the file stores the values in Lathe's layout, they are not copied, and they are valid as
+  /// long as this object exists. Throws Exit::diverged if a value is not finite.
   virtual at::Tensor tensor(const NamedParameter& parameter) const = 0;
   /// Returns the model's tokenizer. Throws Exit::data if this build can't read the tokenizer, or if
   /// the tokenizer has more tokens than the model's vocabulary.
@@ -59,13 +60,13 @@ class ModelSource {
   std::vector<NamedParameter> parameters_;
 };
 
-/// Creates a run from a model and returns the run's only checkpoint, that of step 0. Matrices keep
-/// their original dtype and vectors become float32. The checkpoint has no optimizer state. Only one
+/// Creates a run from a model and returns the run's only checkpoint (step 0). Matrices keep their
+/// original dtype and vectors become float32. The checkpoint has no optimizer state. Only one
 /// tensor at a time is in memory. `options.out` is created completely or not at all. Throws
 /// Exit::usage if `options.out` is not empty, and Exit::busy if another process is writing it.
 fs::path import_model(const ModelSource& source, const ImportOptions& options);
 
-/// Returns an entry of a float dtype as a tensor of its shape. The tensor shares the entry's
+/// Returns an entry of a float dtype as a tensor of the same shape. The tensor shares the entry's
 /// memory, or is a copy if the entry's bytes are not aligned for the dtype.
 at::Tensor tensor_of(const TensorEntry& entry);
 /// If an element is not finite, throws Exit::diverged with a message that begins with `where`.

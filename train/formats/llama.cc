@@ -81,7 +81,7 @@ Family family(const LlamaVariant& variant) {
            "Hugging Face's format (leave --format out)");
     return llama_gguf(own);
   };
-  // Of GGUF's architectures, only "llama" has the tensor of llama3's scaling.
+  // Of GGUF's architectures, only "llama" has the tensor for llama3's RoPE scaling.
   if (pairs) f.gguf_tensors = llama_gguf_tensors;
   f.read_gguf = [variant](ConfigKeys& keys, const GGUFFacts& facts, int64_t most) {
     ModelKeys model = read_llama_gguf(keys, facts, most);

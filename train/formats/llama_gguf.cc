@@ -28,7 +28,7 @@ std::vector<double> waves_of(double theta, int64_t width) {
 }
 
 /// Returns the divisor of each rotary pair's angle: 1 for short wavelengths, `factor` for long
-/// wavelengths, and an interpolated value between.
+/// wavelengths, and an interpolated value for wavelengths in between.
 std::vector<float> divisors_of(const Llama3Scaling& s) {
   std::vector<float> divisors;
   for (const double wave : waves_of(s.theta, s.width)) {

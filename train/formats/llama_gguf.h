@@ -10,7 +10,7 @@ namespace lathe {
 /// architecture: "block_count", not "llama.block_count". Throws Exit::usage if the sliding window
 /// is shorter than the context, or if the model has YaRN with rope_truncate = false.
 GGUFMetadata llama_gguf(const AnyConfig& own);
-/// Returns the names and values of the vectors that GGUF has besides the parameters
+/// Returns the names and values of the vectors that a GGUF file holds besides the parameters
 /// (Family::gguf_tensors). A model with llama3's scaling has rope_freqs.weight, the divisor of the
 /// angle of each pair of rotary channels. Other models have none.
 std::vector<std::pair<std::string, std::vector<float>>> llama_gguf_tensors(const AnyConfig& own);

@@ -29,8 +29,8 @@ StateDict weights_of(const fs::path& checkpoint, const RunConfig& config, const 
   return state_dict(*model);
 }
 
-/// Adds a language model, which maps ids [batch, time] to logits [batch, time, V], and its
-/// metadata. Writes a BPE tokenizer to tokenizer.json in `out`.
+/// Adds a language model and its metadata. The model maps ids [batch, time] to logits [batch, time,
+/// V]. Writes a BPE tokenizer to tokenizer.json in `out`.
 void add_language_model(OnnxLayers& layers, const OnnxKind& kind, const RunConfig& config,
                         const RunState& state, const fs::path& out) {
   OnnxGraph& graph = layers.graph();

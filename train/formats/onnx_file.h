@@ -52,7 +52,8 @@ class OnnxGraph {
   std::string add_integers(const std::string& name, const std::vector<int64_t>& values) {
     return add_integers(name, values, {static_cast<int64_t>(values.size())});
   }
-  /// Adds a constant tensor of `type`, f32 or f64, as add_integers() does for int64.
+  /// Adds a constant tensor of `type`, which is f32 or f64. Treats the name, values and shape as
+  /// add_integers() does.
   std::string add_numbers(const std::string& name, OnnxType type, const std::vector<double>& values,
                           const std::vector<int64_t>& shape);
   /// Adds a node with one output. Names the output `output` or, if that is empty, `op`; makes this

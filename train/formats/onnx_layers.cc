@@ -102,8 +102,8 @@ std::string OnnxLayers::activation(const std::string& x, const std::string& name
 std::string OnnxLayers::recurrent(const std::string& x, const std::string& path,
                                   const std::string& cell, int64_t n_layer, int64_t hidden) {
   const bool is_lstm = cell == "lstm";
-  // PyTorch orders the gates of an LSTM as i, f, g, o and those of a GRU as r, z, n. ONNX has the
-  // same gates in the orders i, o, f, c and z, r, h.
+  // PyTorch orders the gates of an LSTM as i, f, g, o, and the gates of a GRU as r, z, n. ONNX has
+  // the same gates in the orders i, o, f, c and z, r, h.
   const Ints order = is_lstm ? Ints{0, 3, 1, 2} : Ints{1, 0, 2};
   std::string h = graph_.add_node("Transpose", {x}, {{"perm", Ints{1, 0, 2}}});
   for (int64_t layer = 0; layer < n_layer; ++layer) {

@@ -13,8 +13,8 @@
 namespace lathe {
 
 /// Adds the layers of a model to a graph. A weight is added as a constant when a layer first needs
-/// it. Each function for a layer takes the name `x` of its input and the path of the layer in the
-/// model, and returns the name of its result.
+/// it. Each function for a layer takes the name `x` of the layer's input and the layer's path in
+/// the model, and returns the name of the layer's result.
 class OnnxLayers {
  public:
   /// `state` holds the parameters and buffers of the model, on the CPU. `graph` must outlive this

@@ -23,7 +23,7 @@ constexpr const char* peft_config_file = "adapter_config.json";
 constexpr const char* peft_tensor_file = "adapter_model.safetensors";
 constexpr const char* peft_prefix = "base_model.model.";
 
-/// The parameters of an adapter: for each one, the end of its name in Lathe and in PEFT.
+/// For each parameter of an adapter, the end of its name in Lathe and in PEFT.
 constexpr std::pair<const char*, const char*> adapter_parts[]{
     {".lora_a", ".lora_A.weight"},
     {".lora_b", ".lora_B.weight"},
@@ -59,7 +59,8 @@ PeftConfig read_peft_config(const fs::path& folder) {
   if (json.contains("bias") && json["bias"] != "none")
     fail(Exit::checkpoint, where, ": \"bias\" must be none: this build's adapters have no biases");
 
-  // The following keys follow from the tensors, or do not change what the adapters compute.
+  // The values of the following keys follow from the tensors, or do not change what adapters
+  // compute.
   static const std::set<std::string> passed{"auto_mapping",
                                             "base_model_name_or_path",
                                             "bias",
@@ -142,7 +143,7 @@ struct PeftTensors {
     for (const std::string& layer : layers) all += (all.empty() ? "" : ",") + layer;
     return all;
   }
-  /// Copies the values of a parameter from its tensor.
+  /// Copies the values of a parameter from a tensor of the file.
   void copy_to(const NamedParameter& p) const {
     const auto found = entries.find(p.path);
     if (found == entries.end())
@@ -175,8 +176,7 @@ RunConfig imported_config(const RunConfig& base, const PeftConfig& peft, const P
   config.data.dir = "";
   config.train.batch_size = 1;
   config.train.out_dir = o.out.string();
-  config.schedule.min_lr = config.optim.lr / 10;  // the value of end_of_schedule() for the default
-                                                  // config
+  config.schedule.min_lr = config.optim.lr / 10;  // the value that end_of_schedule() returns
   const Schema& keys = config.schema();
   const std::string where = (o.folder / peft_config_file).string();
   keys.set(&config, "adapters.rank", peft.rank, where);

@@ -15,7 +15,8 @@ struct PeftImport {
   fs::path folder;   ///< a folder with an adapter_config.json
   std::string base;  ///< run or checkpoint of the model that the adapters were trained on
   fs::path out;
-  StopAsked stop{};  ///< called before each tensor; true ends the import with Exit::stopped
+  StopAsked stop{};  ///< called before each tensor; if it returns true, the import ends with
+                     ///< Exit::stopped
 };
 /// Makes a run from a PEFT folder, with one checkpoint (step 0) and no optimizer state. Returns the
 /// checkpoint. `out` is created completely or not at all. Throws Exit::checkpoint if the folder

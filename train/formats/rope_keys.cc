@@ -19,7 +19,7 @@ double yarn_attention_factor(ConfigKeys& rope, double factor) {
 
 /// Sets the keys of RoPE scaling in `model` from the object `rope`, and returns the scaling's type.
 std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
-  // Older files have "type" in place of "rope_type"; some have both.
+  // Older files have "type" instead of "rope_type"; some files have both keys.
   const std::string old = rope.text("type", "default"), type = rope.text("rope_type", old);
   if (rope.has("type") && old != type)
     rope.refuse("type", "rope_type = \"" + type + "\" contradicts \"type\"");
@@ -56,7 +56,7 @@ std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
   return type;
 }
 
-/// Reads an object rope_parameters that has an object for each type of layer.
+/// Reads an object rope_parameters that contains an object for each type of layer.
 void read_rope_of_types(ConfigKeys both, double theta, double local_theta, int64_t context,
                         ModelKeys& model) {
   ConfigKeys full = both.part("full_attention"), local = both.part("sliding_attention");
@@ -70,7 +70,7 @@ void read_rope_of_types(ConfigKeys both, double theta, double local_theta, int64
   both.finish();
 }
 
-/// Returns the shortest pattern whose repetition gives these digits.
+/// Returns the shortest pattern whose repetition gives `digits`.
 std::string shortest(const std::string& digits) {
   for (size_t period = 1; period < digits.size(); ++period) {
     bool repeats = true;

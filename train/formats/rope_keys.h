@@ -1,5 +1,6 @@
-// Declares the keys of config.json, in the families of the kind "llama", for rotary positions and
-// for the layers that have rotary positions or a sliding window. Includes no LibTorch header.
+// Declares functions that read and write keys of config.json for the families of the kind "llama":
+// the keys for rotary positions, and the keys that select the layers with rotary positions or a
+// sliding window. Includes no LibTorch header.
 #pragma once
 
 #include <string>

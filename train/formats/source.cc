@@ -23,7 +23,7 @@ int64_t wanted_context(const LoadedConfig& loaded) {
 }
 
 /// Returns the checkpoints, newest first, that a run may resume or branch from. If the run uses one
-/// of these checkpoints, its weights replace the weights of the source.
+/// of these checkpoints, the checkpoint's weights replace the weights of the source.
 std::vector<fs::path> own_checkpoints(const RunConfig& config) {
   auto there = list_checkpoints(config.train.out_dir);
   const std::string& resume = config.checkpoint.resume;
@@ -53,7 +53,7 @@ LoadedConfig resolve_init_from(LoadedConfig loaded) {
     if (is_hugging_face(name))
       fail(Exit::usage, at(), "adapters need a run as their base, and ", name,
            " is a Hugging Face folder; import it first (`lathe import`)");
-    // resolve_adapter_base() loads the run `name`.
+    // resolve_adapter_base() later reads the run `name` and checks it.
     c.schema().set(&c, "adapters.base", name, "train.init_from");
     return loaded;
   }
@@ -118,7 +118,7 @@ void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts
 
 namespace {
 
-/// Returns whether the run has a checkpoint that records how its examples are encoded.
+/// Returns whether the run has a checkpoint that records how the run's examples are encoded.
 bool has_own_encoding(const RunConfig& config) {
   for (const fs::path& own : list_checkpoints(config.train.out_dir)) {
     try {

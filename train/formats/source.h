@@ -37,7 +37,7 @@ std::string source_id(const LoadedConfig& loaded);
 using WriteValues = std::function<void(const NamedParameter&)>;
 /// Returns a function that writes the source's weights into a parameter or buffer. If tensor ranks
 /// divide a parameter, the function writes this process's part. It writes a buffer only if the
-/// source has it. `count` is the number of the model's parameters and buffers. Throws
+/// source has that buffer. `count` is the number of the model's parameters and buffers. Throws
 /// Exit::checkpoint if the source's tensors don't fit the model.
 WriteValues read_source(const LoadedConfig& loaded, size_t count);
 /// Calls `write` for the complete parameter and copies this process's part of the values into `p`.

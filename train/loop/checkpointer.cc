@@ -5,7 +5,8 @@
 namespace lathe {
 namespace {
 
-/// Throws Exit::diverged on all ranks if a parameter on any rank is not finite. A collective.
+/// Throws Exit::diverged on all ranks if a parameter on any rank is not finite. This call is a
+/// collective.
 void check_finite_on_all(const Session& s, int64_t step) {
   std::string fault;
   try {
@@ -36,7 +37,7 @@ void Checkpointer::save(bool now) {
   FileLengths lengths;
   metrics_.add_lengths(lengths);
   state_.metrics_bytes = lengths.extract("metrics.jsonl").mapped();
-  // If a metrics file is turned off, the state keeps the length that it has for the file.
+  // `lengths` lacks metrics files that are turned off, so the state keeps their earlier lengths.
   for (const auto& [file, bytes] : lengths) state_.sink_bytes[file] = bytes;
 
   const auto before = [this] {
@@ -47,7 +48,7 @@ void Checkpointer::save(bool now) {
 }
 
 void Checkpointer::save_last(bool now) {
-  // If no step was made since the newest save, that checkpoint is current.
+  // If no step was made since the newest save, the newest checkpoint is current.
   if (newest_ != state_.step) save(now);
   saver_.finish();
   world().wait_for_all();

@@ -17,7 +17,7 @@ class Checkpointer {
   /// `lock`, `session`, `state` and `metrics` must outlive this object. `lock`: null on a rank that
   /// does not write the run folder. If parameters or optimizer state are divided among ranks, a
   /// rank without the lock saves its own tensors; otherwise it saves nothing. `saved_step`: the
-  /// step of the run's newest checkpoint, or -1 if there is none. A collective.
+  /// step of the run's newest checkpoint, or -1 if there is none. This call is a collective.
   Checkpointer(const fs::path& run, const FolderLock* lock, Session& session, RunState& state,
                MetricsSinks& metrics, int64_t saved_step)
       : lock_(lock),
@@ -34,14 +34,14 @@ class Checkpointer {
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   /// Saves the run after step `state.step`. If `now` is true, returns only when the checkpoint is
-  /// on the disk. A collective.
+  /// on the disk. This call is a collective.
   void save(bool now);
   /// Calls save() unless step `state.step` was saved already, and waits for a background save. No
   /// rank returns before all ranks have finished writing, since a launcher such as torchrun may
-  /// kill the remaining ranks soon after one rank has ended. A collective.
+  /// kill the remaining ranks soon after one rank has ended. This call is a collective.
   void save_last(bool now);
-  /// Waits for a background save, and checks that the run folder still belongs to this run. A
-  /// collective.
+  /// Waits for a background save, and checks that the run folder still belongs to this run. This
+  /// call is a collective.
   void finish();
   /// Returns the step of the newest checkpoint on the disk.
   int64_t saved_step() { return saver_.saved_step(); }

@@ -18,7 +18,8 @@ void log_header(const Session& session, const Data& data, const MfuMeter& meter,
   std::string sizes;
   for (const Field& f : c.model.own.schema().fields()) {
     const int64_t* const size = c.model.own.find<int64_t>(f.key);
-    if (size != nullptr && *size != 0)  // 0: derived from other keys, or the key has no effect
+    if (size != nullptr && *size != 0)  // 0 means that the size follows from other keys, or has no
+                                        // effect
       sizes += str(", ", f.key, " ", *size);
   }
 

@@ -15,8 +15,8 @@
 namespace lathe {
 
 /// Logs the model, data, device, precision and folder of a run. `from` is the checkpoint that the
-/// run resumes from, or "" for a new run. `source` is the source of its initial weights, or "" if
-/// train.init_from names no source.
+/// run resumes from, or "" for a new run. `source` is the source of the run's initial weights, or
+/// "" if train.init_from names no source.
 void log_header(const Session& session, const Data& data, const MfuMeter& meter,
                 const std::string& run, const std::string& from, const std::string& source);
 

@@ -39,14 +39,15 @@ std::string layer_of(const std::string& path) {
   return dot == std::string::npos ? path : path.substr(0, dot);
 }
 
-/// Returns true in the first micro-batch, except in a backward pass that recomputes activations.
+/// Returns whether results are observed: only in the first micro-batch, and not while a backward
+/// pass recomputes activations.
 bool is_observed() {
   return mode().training && !mode().is_recomputing && mode().random &&
          mode().random->first_sample == 0;
 }
 
 /// Returns true for an op that ends in an activation function whose result has the sign of its
-/// input. Therefore, a unit is off if its result is not positive.
+/// input. A unit of such an op is inactive if its result is not positive.
 bool is_activation(std::string_view op) {
   static const std::set<std::string_view> names{"relu",       "gelu", "silu",      "linear_gelu",
                                                 "leaky_relu", "elu",  "hardswish", "mish"};
@@ -116,7 +117,7 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
     before_.push_back(some_of(params[i].parameter.data()));
   }
 
-  // An op does not know its layer; the innermost module call around it does.
+  // An op does not know its layer, so take the layer of the innermost module call around the op.
   observe_.emplace(OpObserver{.on_result = [this](const OpResult& r) {
     const ModuleCall* call = ModuleCall::innermost();
     if (!is_observed() || !is_activation(r.name) || call == nullptr || r.outputs[0].dim() < 2)
@@ -142,7 +143,8 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
 }
 
 std::vector<LayerStats> LayerStatsCollector::stats() const {
-  // The gradients are those of the scaled loss, so their norms are divided by the loss scale.
+  // The loss was scaled before the backward pass, so divide the norms of gradients by the loss
+  // scale.
   const double scale = session_.optimizer.control().loss_scale;
 
   std::vector<LayerStats> all;

@@ -19,9 +19,9 @@ namespace lathe {
 /// it changes no bit of the step. A module counts as a layer if it directly holds trained
 /// parameters, if its result is observed, or if an activation function in it is observed. Results
 /// are observed for modules that make a ModuleCall, in the first micro-batch. The norm of an update
-/// is exact for tensors of up to 16384 elements. For larger tensors it is estimated from at most
-/// 16384 evenly spaced elements, so that the collector needs neither a copy of the model nor a pass
-/// over it.
+/// is exact for tensors of up to 16384 elements. For larger tensors, the norm is estimated from at
+/// most 16384 evenly spaced elements, so that the collector needs neither a copy of the model nor a
+/// pass over it.
 class LayerStatsCollector {
  public:
   /// `histograms`: whether to also collect the histograms of the layers' results.

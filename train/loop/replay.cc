@@ -77,7 +77,7 @@ class Watch {
   }
 
  private:
-  /// Returns the path of the parameter that `v` is, or is a cast of; "" if `v` is neither.
+  /// If `v` is a parameter or a cast of a parameter, returns the parameter's path, otherwise "".
   std::string parameter_of(const Variable& v) const {
     const Edge& edge = v.edge();
     if (!edge) return "";
@@ -103,7 +103,7 @@ fs::path find_bundle(const fs::path& path) {
        "train.detect_anomaly ends one of several processes");
 }
 
-/// Stacks the tensors of micro-batches to the entries of a file.
+/// Stacks the tensors of micro-batches into entries of a file.
 struct StackedBatches {
   std::vector<at::Tensor> held;
   std::vector<TensorEntry> entries;  ///< entries whose bytes are in `held`
@@ -189,7 +189,7 @@ class BundleBatches {
       targets_ = read("targets", at::kFloat, {count_, sizes_.batch_size, model.outputs});
   }
 
-  /// Reads ids below `end`. A target that is not learned may be -100.
+  /// Reads targets, which must be ids below `end`, or -100 for a target that is not learned.
   void read_targets(const std::vector<int64_t>& sizes, int64_t end) {
     targets_ = read("targets", at::kLong, sizes);
     check_values("targets",
@@ -288,7 +288,8 @@ std::string replay(const fs::path& path) {
   const auto divisor = static_cast<double>(std::max<int64_t>(learned, 1));
 
   std::string text = str("step ", state.step + 1, " of ", bundle.string(), "\n");
-  // If a parameter is not finite before the step, it is the cause, and the step need not run.
+  // If a parameter is not finite before the step, that parameter is the cause, and the step need
+  // not run.
   for (const auto& p : session.params) {
     if (bad_elements(p.parameter.data()) > 0)
       return text + str("before the step: the parameter ", p.path, ", ",

@@ -109,7 +109,7 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
 
 void StepReporter::keep_failed_step(const Error& e, int64_t failed) const {
   // If parameters are updated in the backward pass, the failed step has already changed some of
-  // them, so it can't be replayed.
+  // them, so the step can't be replayed.
   if (session_.config.memory.update_in_backward) throw e;
 
   bool is_written = false;
@@ -146,7 +146,7 @@ void StepReporter::log_skipped_updates(const StepStats& stats) const {
 }
 
 /// Returns the times, peak memory and sent bytes of each process in the step; empty for a single
-/// process. A collective.
+/// process. This call is a collective.
 std::vector<RankStats> StepReporter::gather_ranks(const StepResult& result) const {
   if (world().size() == 1) return {};
   const at::Tensor mine = at::tensor(
@@ -185,7 +185,7 @@ void StepReporter::warn_of_slow_rank(const std::vector<RankStats>& ranks) {
   }
 }
 
-/// Adds the peaks of all categories of memory if any of them has changed since they were last
+/// Adds the peaks of all memory categories if any peak has changed since the peaks were last
 /// written. Does nothing on a GPU.
 void StepReporter::add_memory_peaks(StepMetrics& m) {
   if (session_.device.is_cuda()) return;

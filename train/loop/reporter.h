@@ -31,10 +31,10 @@ class StepReporter {
   /// Ends a run because step `failed`, counted from 1, failed with error `e`. Writes a replay
   /// bundle of the step to the run folder, then throws `e` again with a hint to run `lathe replay`.
   /// With memory.update_in_backward, only throws `e`, since the step may have updated some
-  /// parameters and can't be replayed. A collective.
+  /// parameters and can't be replayed. This call is a collective.
   [[noreturn]] void keep_failed_step(const Error& e, int64_t failed) const;
-  /// Excludes the time since the last report from the time of the next step, for example the time
-  /// of an evaluation or a save.
+  /// Excludes the time since the last report, such as the time of an evaluation or a save, from the
+  /// time of the next step.
   void restart_step_timer();
 
   /// Returns the meter that computes MFU.

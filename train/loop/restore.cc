@@ -10,7 +10,8 @@
 namespace lathe {
 namespace {
 
-/// Sets the number of threads to that of the saved run, unless the command line sets train.threads.
+/// Sets the number of threads to the saved run's number, unless the command line sets
+/// train.threads.
 void restore_threads(const RunState& saved, const LoadedConfig& loaded, Session& session) {
   if (origin_of(loaded, "train.threads") != "command line") {
     const int64_t wanted = loaded.config.train.threads;

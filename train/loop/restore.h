@@ -17,7 +17,7 @@ struct RestoredRun {
 };
 
 /// Loads the tensors of the checkpoint into the session, and the checkpoint's state into `state`.
-/// On entry, state.data_hash is the hash of `data`. Logs a warning if the machine or the number of
+/// state.data_hash must be the hash of `data`. Logs a warning if the machine or the number of
 /// threads differs. Throws Exit::usage if the data is not the run's data or if a fixed key differs.
 RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const Data& data,
                     Session& session, RunState& state);

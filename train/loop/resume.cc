@@ -26,9 +26,9 @@ void check_same_config(const LoadedConfig& loaded, const RunState& state) {
        " to resume that run");
 }
 
-/// Returns the checkpoint that checkpoint.resume names, or the newest checkpoint of the branch that
-/// began from it. `there`: the checkpoints in the run folder, newest first. Throws Exit::usage if
-/// these belong to another run or branch.
+/// Returns the checkpoint that checkpoint.resume names or, if the run folder has a branch that
+/// began from this checkpoint, the newest checkpoint of the branch. `there`: the checkpoints in the
+/// run folder, newest first. Throws Exit::usage if the run folder belongs to another run or branch.
 ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there) {
   const fs::path run = c.train.out_dir;
   const std::string typed = without_trailing_slash(c.checkpoint.resume).string();

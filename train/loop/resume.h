@@ -1,5 +1,5 @@
 // Declares functions that find the checkpoint that a run resumes from, and the config keys that
-// have changed since then.
+// have changed since that checkpoint.
 #pragma once
 
 #include <optional>

@@ -75,15 +75,15 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   log_start(needs, reporter.mfu_meter());
   note_progress(state_.step, restored_.saved_step);
 
-  // An evaluation that was interrupted runs first, so that metrics.jsonl has the same lines as that
-  // of a run that was not interrupted.
+  // An evaluation that was interrupted runs first, so that metrics.jsonl has the same lines as in
+  // an uninterrupted run.
   if (restored_.checkpoint.empty()) state_.eval_due = c.train.eval_interval > 0;
   const bool eval_was_due = state_.eval_due, was_due = eval_was_due || state_.sample_due;
   if (state_.eval_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
   if (state_.sample_due) {
     state_.sample_due = c.train.sample_interval > 0 && !sample(metrics, stop);
     if (state_.sample_due) {
-      // The existing checkpoint does not contain this evaluation.
+      // The existing checkpoint does not contain the evaluation that ran above.
       if (eval_was_due) checkpoints.save(/*now=*/true);
       return save_and_stop(checkpoints, stop);
     }
@@ -126,8 +126,8 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
       reporter.report_once(result);
     }
 
-    // Ask all processes together, so that all act on the same answer. If a stop interrupted the
-    // sample, it remains due as well.
+    // Ask all processes together, so that all act on the same answer. An interrupted sample remains
+    // due, as an evaluation does.
     bool stopping = stop.agreed();
     if (due.sample) {
       state_.sample_due = stopping || !sample(metrics, stop);
@@ -147,7 +147,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   return finish(checkpoints);
 }
 
-/// Runs the next step, and collects the statistics of layers that are due after it.
+/// Runs the next step, and collects the layer statistics that are due after the step.
 Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due,
                                    const StepReporter& reporter) try {
   if (!due.layers && !due.histograms) return {run_step(session_, loader, state_.step)};
@@ -310,7 +310,7 @@ void Run::log_summary() const {
            state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss,
                                     *state_.best_val_loss)
                            : "");
-  if (!fs::exists(run_)) return;  // a branch of a finished run that has nothing to train
+  if (!fs::exists(run_)) return;  // this branch had nothing to train
   log_info("run folder ", run_.string());
   if (state_.encoding) log_info("predict    lathe predict ", run_.string(), " FILE");
 }

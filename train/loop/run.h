@@ -42,7 +42,7 @@ class Run {
   bool is_trained() const { return state_.step >= session_.config.train.steps || has_stalled(); }
   void log_start(const std::optional<ResourceNeeds>& needs, const MfuMeter& meter) const;
   MetricsSinks open_run_folder();
-  /// Holds the result of a step, and the statistics of layers that were due after it.
+  /// Holds the result of a step, and the layer statistics that were due after the step.
   struct StepOutcome {
     StepResult result;
     std::vector<LayerStats> layers{};

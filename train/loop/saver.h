@@ -64,7 +64,7 @@ class CheckpointSaver {
   Snapshot copy_;                        // read by the thread of a save in progress
   Times times_;
   Clock::time_point begin_ = Clock::now();
-  std::future<void> in_progress_;  // the last member: its destructor waits
+  std::future<void> in_progress_;  // must be the last member: its destructor waits for the thread
 };
 
 }  // namespace lathe

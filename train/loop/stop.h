@@ -1,10 +1,10 @@
 // Handles requests to stop a run before its end: signals and train.max_time.
 //
 // The signal handlers stay installed until the process ends. SIGHUP acts as SIGTERM. While a
-// checkpoint is written, none of these signals ends the process. Evaluations check for a request
-// between batches, and the generation of samples between tokens. train.max_time stops a process
-// only after it has completed a step or an evaluation, so a run that is restarted again and again
-// still makes progress.
+// checkpoint is written, no stop signal ends the process. Evaluations check for a request between
+// batches, and the generation of samples between tokens. train.max_time stops a process only after
+// it has completed a step or an evaluation, so a run that is restarted again and again still makes
+// progress.
 #pragma once
 
 #include <signal.h>

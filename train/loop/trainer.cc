@@ -89,7 +89,7 @@ Exit train_here(const LoadedConfig& given, bool verify_data, bool force) {
   const auto resume = find_resume_point(loaded);
   check_processes_agree(loaded, *data.data, resume);
 
-  // Skip the dry run for adapters, since it would load the base twice. The device is opened first,
+  // Skip the dry run for adapters, since the base would be loaded twice. Open the device first,
   // since ATen must not look for a GPU for the first time during a dry run.
   const bool can_forecast = open_device(loaded.config.train.device) == "cpu" && loaded.base.empty();
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
@@ -125,15 +125,16 @@ std::vector<fs::path> source_checkpoints(const RunConfig& c) {
   return all;
 }
 
-/// Calls train_here(). A source run that is still being trained may replace the checkpoint that
-/// train_here() is about to load; in that case, calls train_here() again, at most four times.
+/// Calls train_here(). If a source run is still being trained, it may replace the checkpoint that
+/// train_here() is about to load. In that case, calls train_here() again, at most four times.
 Exit train_from_sources(const LoadedConfig& loaded, bool verify_data, bool force) {
   for (int attempt = 1;; ++attempt) {
     const auto there = source_checkpoints(loaded.config);
     try {
       return train_here(loaded, verify_data, force);
     } catch (const Error& e) {
-      // Several processes don't try again, since they would have to agree on another attempt.
+      // A run of several processes doesn't try again, since the processes would have to agree on
+      // another attempt.
       const bool may_repeat = e.code() == Exit::checkpoint && world().size() == 1 && attempt < 5;
       if (!may_repeat || source_checkpoints(loaded.config) == there) throw;
     }
@@ -161,8 +162,8 @@ Exit train(const LoadedConfig& loaded, bool verify_data, bool force) {
   } catch (const std::exception& e) {
     const auto* error = dynamic_cast<const Error*>(&e);
     if (error != nullptr && error->code() == Exit::peer_lost) throw;
-    // An error in the config or a lack of memory is detected by all ranks. Only one of them prints
-    // the error.
+    // All ranks detect an error in the config or a lack of memory, but only one rank prints the
+    // error.
     const bool concerns_all =
         error != nullptr && (error->code() == Exit::usage || error->code() == Exit::memory);
     if (!concerns_all) world().report_failure(plain_message(e));

@@ -21,8 +21,8 @@ class Connection {
     double seconds;  ///< longest time from the construction of this object to the end of the answer
   };
 
-  /// If `is_stopping` is true, the wait for a request ends. The caller still owns the socket, and
-  /// closes it.
+  /// When `is_stopping` becomes true, the wait for a request ends. The caller still owns the
+  /// socket, and closes it.
   Connection(int socket, const std::atomic<bool>& is_stopping, const Limits& limits)
       : socket_(socket), is_stopping_(is_stopping), limits_(limits) {}
 

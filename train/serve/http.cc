@@ -43,7 +43,7 @@ class Stream final : public httplib::Stream {
   bool is_writable() const override { return connection_.is_writable(); }
   ssize_t read(char* to, size_t size) override { return connection_.read(to, size); }
   ssize_t write(const char* from, size_t size) override { return connection_.write(from, size); }
-  // Nothing uses the addresses.
+  // httplib's interface requires these two functions, but nothing uses the addresses.
   void get_remote_ip_and_port(std::string&, int&) const override {}
   void get_local_ip_and_port(std::string&, int&) const override {}
   int socket() const override { return connection_.socket(); }
@@ -91,7 +91,7 @@ class ConnectionThreads final : public httplib::TaskQueue {
   };
 
   size_t most_;
-  std::shared_ptr<State> state_ = std::make_shared<State>();  // threads may exist briefly after the
+  std::shared_ptr<State> state_ = std::make_shared<State>();  // threads may briefly outlive the
                                                               // queue
 };
 
@@ -168,8 +168,8 @@ class HttpServer::Impl final : public httplib::Server {
            " (", errno != 0 ? std::strerror(errno) : "unknown host",
            "); give another --host or --port, such as --port 0 for any free port");
     }
-    // httplib lets only 5 connections wait until they are accepted. A second call of listen() sets
-    // another limit.
+    // By default, httplib lets only 5 connections wait to be accepted. A second call of listen()
+    // raises this limit.
     constexpr int waiting_connections = 1024;
     if (::listen(svr_sock_, waiting_connections) != 0)
       log_warn("only few connections can wait: ", std::strerror(errno));
@@ -209,8 +209,8 @@ class HttpServer::Impl final : public httplib::Server {
       const std::lock_guard lock(mutex_);
       sockets_.insert(socket);
     }
-    // The head of a request is short, and the framing of a chunked body is not longer than the
-    // body.
+    // Allow for the head of the request, which is short, and for the framing of a chunked body,
+    // which is not longer than the body.
     Connection connection(
         socket, is_stopping_,
         {.bytes = (64 << 10) + 2 * options_.max_body, .seconds = options_.max_answer_seconds});
@@ -304,9 +304,9 @@ class HttpServer::Impl final : public httplib::Server {
     return true;
   }
 
-  /// Throws if no key is required and the header Host does not name this machine. Otherwise, any
-  /// web page in the user's browser could use the server by DNS rebinding, in which a host name of
-  /// the page's site resolves to this machine.
+  /// Throws if no key is required and the header Host does not name this machine. Without this
+  /// check, any web page in the user's browser could use the server by DNS rebinding: a host name
+  /// of the page's site would resolve to this machine.
   void check_host(const Request& request) const {
     const std::string host = host_without_port(request.get_header_value("Host"));
     if (!options_.key.empty() || host.empty() || is_loopback(host) ||

@@ -42,7 +42,7 @@ Json bytes_json(const std::string& bytes) {
 std::string ShownText::complete(const std::string& bytes, bool is_end) {
   bytes_ += bytes.size();
   held_ += bytes;
-  // At the end and after a stop, no further bytes can complete a character, so keep none.
+  // At the end and after a stop, no further bytes can complete a character, so hold no bytes back.
   const size_t kept = is_end || stopped() ? 0 : incomplete_bytes(held_);
   const std::string_view ready(held_.data(), held_.size() - kept);
 

@@ -30,12 +30,12 @@ class ShownText {
  public:
   /// `stops` are the stop strings, none of which is empty.
   explicit ShownText(std::vector<std::string> stops) : stop_(std::move(stops)) {}
-  /// Appends a token's bytes. Returns the additional text that can be shown now, which consists of
-  /// complete characters.
+  /// Appends a token's bytes. Returns the additional text that can be shown now, in complete
+  /// characters.
   std::string add(std::string_view bytes) { return complete(stop_.feed(bytes), false); }
-  /// Returns the index of the character at which the next token begins if that token has these
-  /// bytes. Bytes that do not belong to a character count as one character each, since add()
-  /// replaces them.
+  /// Returns the index of the character at which the next token begins. `bytes`: the token's bytes.
+  /// A byte that does not belong to a character counts as one character, since add() replaces it by
+  /// one.
   size_t next_character(std::string_view bytes) const;
   /// Ends the text, and returns the text that was held back.
   std::string rest() { return complete(stop_.rest(), true); }
@@ -64,7 +64,7 @@ struct ReplyPart {
   size_t choice = 0;
   std::string text;
   std::vector<Token> tokens;  ///< empty unless the request asks for log probabilities
-  std::string finish;  ///< in the last part of a choice "stop" or "length", in other parts ""
+  std::string finish;  ///< "stop" or "length" in the last part of a choice, "" in other parts
 };
 
 /// A prompt that was encoded for the model.

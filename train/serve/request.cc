@@ -20,7 +20,7 @@ constexpr std::array ignored_fields{"user",         "metadata",           "store
                                     "service_tier", "safety_identifier",  "prompt_cache_key",
                                     "prediction",   "parallel_tool_calls"};
 
-/// An unsupported field, with those of its values that have no effect, as JSON.
+/// An unsupported field, and the values with which the field has no effect.
 struct Unsupported {
   const char* name;
   std::vector<Json> neutral;
@@ -55,7 +55,8 @@ class Fields {
  public:
   explicit Fields(std::string_view body) {
     try {
-      // Fields that are refused by name, such as tools, may be deeply nested.
+      // Fields that are refused by name, such as tools, may be deeply nested, so parse to a large
+      // depth.
       json_ = parse_json(body, "the request body", Exit::usage, /*depth=*/64);
     } catch (const Error& e) {
       throw ApiError(400, e.what(), "invalid_json");

@@ -63,8 +63,8 @@ struct SchedulerOptions {
   size_t queue = 64;   ///< largest number of requests that wait for a place in the batch
 };
 
-/// Generates the texts of requests. Each text is the text that generate() would return if it were
-/// the only one, whatever else is in the batch; TextBatch describes to which precision.
+/// Generates the texts of requests. Each text equals the text that generate() would return without
+/// any other text, whatever else is in the batch. TextBatch states how exactly this holds.
 class Scheduler {
  public:
   /// The model must outlive the scheduler.
@@ -74,8 +74,8 @@ class Scheduler {
   }
 
   enum class Submitted { accepted, full, stopping };
-  /// Adds a request from any thread. If the request is not complete at `deadline`, it ends with
-  /// TextEnd::late. The receiver is kept until the last text of the request has ended.
+  /// Adds a request from any thread. If the request is not complete at `deadline`, its texts end
+  /// with TextEnd::late. The receiver is kept until the last text of the request has ended.
   Submitted submit(std::vector<ServedText> texts, std::shared_ptr<TextReceiver> receiver,
                    Clock::time_point deadline);
   /// Generates texts until `stops` returns true. Then accepts no further requests, and completes
@@ -107,7 +107,7 @@ class Scheduler {
   void receive(const NextToken& token);
   void free_row();
   void end(size_t row, TextEnd end, const std::string& why = "");
-  /// Ends all texts, including those that wait.
+  /// Ends all texts, including texts that wait.
   void end_all(TextEnd reason);
 
   TextBatch batch_;
@@ -115,8 +115,8 @@ class Scheduler {
   std::vector<Running> running_;  // for each row of the batch
 
   std::mutex mutex_;      // guards the members below
-  size_t free_rows_ = 0;  // free rows of the batch; submit() accepts this many requests beyond
-                          // queue_
+  size_t free_rows_ = 0;  // free rows of the batch; submit() accepts this many requests in addition
+                          // to queue_
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Request>> waiting_;  // requests with texts that have not joined
   bool is_stopping_ = false;

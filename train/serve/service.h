@@ -26,7 +26,7 @@ struct ServedModel {
                            ///< queue
 };
 
-/// Answers requests by the model. Any number of threads may call its functions at the same time.
+/// Answers requests with the model. Any number of threads may call its functions at the same time.
 class Service {
  public:
   /// The scheduler must outlive the service.

@@ -18,8 +18,8 @@ std::string frozen_name(const RunConfig& c, const std::string& key) {
   return key.empty() ? "" : std::get<std::string>(c.schema().get(&c, *c.schema().find(key)));
 }
 
-/// Returns the context length with which to read a Hugging Face folder. This is model.block_size if
-/// the key is given and the run begins with the folder's weights. Otherwise it is 0, which means
+/// Returns the context length with which to read a Hugging Face folder. Returns model.block_size if
+/// the key is given and the run begins with the folder's weights. Otherwise, returns 0, which means
 /// the context length that the model was made for.
 int64_t context_of(const LoadedConfig& loaded, const std::string& key) {
   const bool is_given = loaded.origins.contains("model.block_size");

@@ -10,21 +10,21 @@
 
 namespace lathe {
 
-/// Returns the config with the path and the [model] of the frozen model that its task needs. If the
+/// Returns the config with the path and the [model] of the frozen model that the task needs. If the
 /// config already has these values, changes nothing. Throws Exit::usage or Exit::checkpoint, with
-/// the origin of the key, if the frozen model can't be used, and Exit::data if its tokenizer is not
-/// that of the data.
+/// the origin of the key, if the frozen model can't be used. Throws Exit::data if the tokenizers of
+/// the frozen model and the data differ.
 LoadedConfig resolve_frozen(LoadedConfig loaded, const Task& task, const DatasetInfo& facts);
 
 /// Holds the task of one run.
 struct RunTask {
-  std::unique_ptr<const Task> own;  ///< the run's task object; null if the task of the table is
-                                    ///< used
+  std::unique_ptr<const Task> own;  ///< the run's task object; null if the task in the table of
+                                    ///< tasks is used
   std::string frozen_hash;  ///< checksum of the frozen model's weights; "" if there is no frozen
                             ///< model
 };
-/// Makes the task of a run, with its frozen model in float32 on the device. If a frozen model was
-/// resolved without a path, its weights are 0.
+/// Makes the task of a run, with its frozen model in float32 on the device. If `loaded` has the
+/// [model] of the frozen model but no path, as in a forecast, the frozen weights are 0.
 RunTask make_run_task(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes,
                       at::Device device);
 /// Makes the task of a loaded checkpoint, for data that `facts` describe. Throws Exit::checkpoint

@@ -38,8 +38,8 @@ void ParameterPages::each(int64_t block, F&& f) const {
 }
 
 void ParameterPages::begin(size_t block, bool is_recomputed) {
-  // Recomputation goes from the last block to the first. When it reaches a block, the backward pass
-  // of the following block is over.
+  // Recomputation goes from the last block to the first. When recomputation reaches a block, the
+  // backward pass of the following block is over.
   const auto number = static_cast<int64_t>(block);
   if (is_recomputed) each(number + 1, MappedMemory::release);
   each(is_recomputed ? number - 1 : number + 1, MappedMemory::prefetch);

@@ -11,7 +11,7 @@ namespace lathe {
 
 /// Runs the forward and the backward pass of one micro-batch, and adds to the gradients. `loss`
 /// computes the micro-batch's share of the step's loss. The backward pass begins with the gradient
-/// `loss_scale` or, if that is undefined, with 1. Returns the loss, [] on the device.
+/// `loss_scale` or, if that is undefined, with 1. Returns the loss as a scalar on the device.
 at::Tensor run_micro_batch(const std::function<Variable()>& loss, Compute compute,
                            StepRandom random, const at::Tensor& loss_scale = {});
 /// Runs a micro-batch through a session's model, under the session's keys of [memory] and its
@@ -32,7 +32,7 @@ Variable run_stage_forward(const Session& session, const Batch& batch, double di
 /// Runs the backward pass for run_stage_forward(). `root` is the last result of the forward pass on
 /// this stage, and `dy` is the gradient of `root`. On the last stage, `root` is the loss, and `dy`
 /// is the loss scale or undefined. If nothing else holds `dy`, the gradients are bitwise equal to
-/// those of one backward pass through all stages.
+/// the gradients of one backward pass through all stages.
 void run_stage_backward(const Session& session, const Variable& root, at::Tensor dy,
                         StepRandom random);
 

@@ -1,8 +1,8 @@
-// Declares the matmul ceiling, the rate with which MFU compares a run. On a CPU, the ceiling is the
-// best rate ever measured for a (CPU model, instructions, threads, dtype), since a busy machine
-// measures rates that are too low and never too high. It is kept in the cache folder ($LATHE_CACHE,
-// default ~/.cache/lathe). On a GPU, the ceiling is the published dense bfloat16 rate of the GPU
-// model.
+// Declares the matmul ceiling. MFU is the FLOP rate of a run, divided by this ceiling. On a CPU,
+// the ceiling is the best rate ever measured for a combination of CPU model, instructions, threads
+// and dtype, since a busy machine measures rates that are too low and never too high. The ceiling
+// is kept in the cache folder ($LATHE_CACHE, default ~/.cache/lathe). On a GPU, the ceiling is the
+// published dense bfloat16 rate of the GPU model.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,8 @@ struct MatmulCeiling {
 };
 
 /// Returns the ceiling; nullopt if it is not known. Measures nothing. `dtype` is the dtype that
-/// Autocast takes. On a CPU, the ceiling is that of the dtype in which matmuls are computed.
+/// Autocast takes. If a CPU computes matmuls of `dtype` in another dtype, returns the ceiling of
+/// that other dtype.
 std::optional<MatmulCeiling> known_peak(const std::string& device, int threads,
                                         at::ScalarType dtype);
 /// Measures a square matmul for about a second on the CPU. Stores and returns the best rate so far.
@@ -38,8 +39,8 @@ class MfuMeter {
   /// above the ceiling shows that the machine was busy when the ceiling was measured. At the first
   /// such rate, measures the ceiling again, which takes a second and is logged.
   std::optional<double> mfu(double rate);
-  /// Measures the ceiling for the next run if the ceiling is unknown or provisional. Call it at the
-  /// end of a run, which took `run_seconds`. Does nothing after a run of up to a minute, since the
+  /// If the ceiling is unknown or provisional, measures it for the next run. Call it at the end of
+  /// a run, which took `run_seconds`. Does nothing after a run of up to a minute, since the
   /// measurement would noticeably delay its end.
   void measure_for_next_run(double run_seconds) const;
 

@@ -325,9 +325,8 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
   auto model = make_transformed_model(loaded, sizes, device, matrices);
   const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
 
-  // By default, gradients have the matmul dtype only if no other gradient is added to them, neither
-  // that of another micro-batch nor that of another part of the positions. Each addition would
-  // round.
+  // By default, gradients have the matmul dtype only if no gradient of another micro-batch, or of
+  // another part of the positions, is added to them. Each addition would round.
   const bool is_alone =
       config.train.grad_accum == 1 && world().context().size == 1 && !divides_sequence(config.dist);
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && is_alone);

@@ -73,8 +73,8 @@ struct Session {
   std::string checksums{};
   std::function<void()> before_update{};  ///< called before parameters and optimizer state change
 
-  /// Returns the parameters for which this process computes gradients. With dist.pipeline, these
-  /// are the parameters of its stage, otherwise `params`.
+  /// Returns the parameters for which this process computes gradients. With dist.pipeline, returns
+  /// the parameters of this process's stage, otherwise `params`.
   std::span<const NamedParameter> local_params() const {
     return stage ? stage->local() : std::span<const NamedParameter>(params);
   }
@@ -90,15 +90,16 @@ struct Session {
   /// Opens the device, sets the number of threads, makes the model, applies the transforms and
   /// makes the optimizer. Then calls begin().
   static Session make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes);
-  /// Makes a session for opened data, as the function above does.
+  /// Does the same with data that is already open.
   static Session make(const RunData& data) { return make(data.loaded, *data.task, data.sizes); }
   /// Makes a session as make() does, but does not call begin(). The parameters may have no values
   /// yet, so call begin() or load() once before using the session.
   static Session make_without_values(const LoadedConfig& loaded, const Task& task,
                                      const ModelSizes& sizes);
   /// Gives the parameters their initial values, one parameter after another. The values are random
-  /// or, with train.init_from, those of the source. With dist.shard = "parameters", dist.pipeline
-  /// or dist.tensor, each process keeps only its share, so it never holds the complete model.
+  /// or, with train.init_from, the values of the source. With dist.shard = "parameters",
+  /// dist.pipeline or dist.tensor, each process keeps only its share, so it never holds the
+  /// complete model.
   void begin(const LoadedConfig& loaded);
   /// Loads the values of the parameters, one parameter after another, and the state of the
   /// optimizer, the scaler and the spike guard. In a single process, begin() may have been called
@@ -110,7 +111,7 @@ struct Session {
 };
 
 /// Gives this process all parameters of the model until destroyed, even the parameters that
-/// dist.shard and dist.pipeline divide. A collective.
+/// dist.shard and dist.pipeline divide. This call is a collective.
 class CompleteParameters {
  public:
   explicit CompleteParameters(const Session& session)

@@ -61,8 +61,8 @@ void Session::load(const fs::path& checkpoint, const RunState& state) {
 }
 
 /// Calls `write` for each parameter and buffer that this process needs, and shards the parameters.
-/// If `is_loading` is false, parameters that already have values keep these. `write` may be empty
-/// if all parameters have values.
+/// If `is_loading` is false, parameters that already have values keep them. `write` may be empty if
+/// all parameters have values.
 void Session::give_values(const WriteValues& write, bool is_loading) {
   const NoGrad no_grad;
   const MemoryScope memory(Memory::parameters);

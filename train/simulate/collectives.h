@@ -1,6 +1,6 @@
 // Computes bytes and times of collectives between GPUs by the alpha-beta model (Hockney 1994;
-// Thakur et al. 2005). Collectives use ring algorithms, and all-reduces use a tree if its latency
-// is lower.
+// Thakur et al. 2005). Collectives use ring algorithms, and all-reduces use a tree if a tree has a
+// lower latency.
 #pragma once
 
 #include <cstdint>

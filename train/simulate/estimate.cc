@@ -75,8 +75,8 @@ Passes StepSimulator::linear(double outputs, double inputs, MatmulDtype dtype) c
                kernels_.matmul(inputs, outputs, tokens_, dtype)};
 
   // In fp8, inputs, weights and gradients are read to find their largest value, and again for the
-  // cast. The cast writes the two memory layouts that the three products need. Cast weights are
-  // kept for all micro-batches, unless ZeRO 3 gathers the weights again.
+  // cast. The cast writes the two memory layouts that the three matrix products of a layer need.
+  // Cast weights are kept for all micro-batches, unless ZeRO 3 gathers the weights again.
   if (dtype == MatmulDtype::fp8) {
     const double uses = layout_.shard == 3 && layout_.pipeline == 1 ? 1 : micro_batches_;
     p.forward += kernels_.traffic(6 * (tokens_ * inputs + inputs * outputs / uses), 2);
@@ -162,8 +162,8 @@ void StepSimulator::add_tensor_exchange(LayerTimes& t) {
   const double bytes = tokens_ * as_double(shape_.width) * e_;
 
   // There are two all-reduces in the forward pass and two in the backward pass; fully recomputed
-  // layers repeat those of the forward pass. With sequence parallelism, each all-reduce is a
-  // reduce-scatter and an all-gather of the same volume.
+  // layers repeat the all-reduces of the forward pass. With sequence parallelism, each all-reduce
+  // is a reduce-scatter and an all-gather of the same volume.
   const double sums = layout_.recompute == Recompute::full ? 6 : 4;
   const double seconds = links_.reduce(group, bytes);
   const double exposed = seconds * (1 - cluster_.software.tensor_overlap);
@@ -270,8 +270,8 @@ void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head
   const double last = layers.last * layer.total() + head.total();
 
   // In 1F1B, every micro-batch takes the slowest stage's time. The times of the other stages count
-  // once. If stages are interleaved, they count in part (Narayanan et al. 2021: (p - 1) / (v m) of
-  // the step).
+  // once. If stages are interleaved, the times of the other stages count in part (Narayanan et al.
+  // 2021: (p - 1) / (v m) of the step).
   const double slowest = std::max({first, last, stages > 2 ? middle : 0.0});
   const double all = first + last + (stages - 2) * middle;
   out_.bubble = (all - slowest) / parts;

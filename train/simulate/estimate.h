@@ -41,7 +41,8 @@ struct StepEstimate {
   Exchange data{}, tensor{}, context{}, pipeline{};
   double seconds = 0;
   double tokens_per_second = 0;
-  double mfu = 0;  ///< FLOP/s by flops_per_token(), divided by the peak of all GPUs in the dtype
+  double mfu = 0;  ///< FLOP/s according to flops_per_token(), divided by the peak of all GPUs in
+                   ///< the step's dtype
 
   /// Returns whether the memory of a GPU is enough.
   bool fits() const { return memory.total() <= memory_bytes; }

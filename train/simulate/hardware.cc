@@ -29,9 +29,8 @@ std::string names_of(const std::vector<Entry>& entries) {
 /// DGX B200 are from NVIDIA's data sheets. The rates of RTX 3090 and 4090 are from the architecture
 /// white papers (GA102, AD102), with accumulation in fp32. matmul_share of the A100, and both
 /// shares of the H100, are fitted to published training runs (docs/reference/simulator.md). The
-/// shares of other GPUs are estimates. portable_share is below 1 on Hopper, because kernels that
-/// use mma.sync reach there only about 0.6 of the rate of wgmma (Shah et al. 2024, on
-/// FlashAttention-2).
+/// shares of other GPUs are estimates. portable_share is below 1 on Hopper, because kernels with
+/// mma.sync reach only about 0.6 of wgmma's rate there (Shah et al. 2024, on FlashAttention-2).
 std::vector<GpuModel> gpu_table() {
   const auto gpu = [](const char* name, double memory, double memory_rate, double bf16, double fp8,
                       double tf32, double fp32, double multiprocessors, double link,

@@ -90,12 +90,12 @@ double KernelModel::unfused_attention(const TransformerShape& s, double matrices
   const double rows = tokens / context;
   const double scores = matrices * rows * tokens;
 
-  // The forward pass computes Q K^T and P V over the complete mask, and the backward pass computes
-  // two products for each of them.
+  // The forward pass computes two products, Q K^T and P V, over the complete mask. The backward
+  // pass computes two products for each of these.
   const double products =
       matmul(rows, tokens, d, dtype, matrices) + matmul(rows, d, tokens, dtype, matrices);
 
-  // The softmax reads and writes each score. Dropout reads it, writes it and keeps a mask.
+  // The softmax reads and writes each score. Dropout reads and writes each score, and keeps a mask.
   const double e = dtype == MatmulDtype::bf16 ? 2 : 4;
   const double softmax =
       traffic(scores * (software.dropout ? 4 * e + 1 : 2 * e), software.dropout ? 2 : 1);

@@ -1,6 +1,6 @@
 // Computes times of kernels on one GPU by the roofline model (Williams et al. 2009). The time of a
-// kernel is that of its arithmetic or that of its memory traffic, whichever is larger, plus the
-// time to start the kernel. All times are in seconds.
+// kernel is the time of its arithmetic or of its memory traffic, whichever is larger, plus the time
+// to start the kernel. All times are in seconds.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ struct KernelModel {
   double peak(MatmulDtype dtype) const;
 
   /// Returns the time of `count` matrix products [m, k] x [k, n]. The output is divided into tiles,
-  /// which the multiprocessors compute in waves; the last wave may be partly idle. As in libraries,
-  /// the tile and the number of parts into which k is divided are those that take the least time.
-  /// The time of fp8 casts is not included.
+  /// which the multiprocessors compute in waves; the last wave may be partly idle. Like a library,
+  /// chooses the tile and the number of parts of k that take the least time. The time of fp8 casts
+  /// is not included.
   double matmul(double m, double n, double k, MatmulDtype dtype, double count = 1) const;
 
   /// Returns the time of `kernels` kernels that move `bytes` bytes in total and hardly compute.

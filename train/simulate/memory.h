@@ -11,8 +11,8 @@ namespace lathe {
 /// Holds the bytes of one GPU by category, in the pipeline stage with the largest total.
 struct GpuMemory {
   double weights = 0, gradients = 0, optimizer = 0;
-  double activations = 0;  ///< activations that are kept for the backward pass, and those of a
-                           ///< recomputed layer
+  double activations = 0;  ///< activations that are kept for the backward pass, and activations of
+                           ///< a recomputed layer
   double logits = 0;       ///< logits, with their gradient and float32 copy
   double gathered = 0;     ///< layers that ZeRO 3 gathers, with their gradient
   double reserved = 0;     ///< memory that the driver and libraries reserve, or that is lost to

@@ -22,7 +22,7 @@ struct TransformerShape {
   int64_t vocab = 1, sequence = 1;
   int64_t window = 0;   ///< tokens that a query attends to in windowed layers; 0: no such layers
   double windowed = 0;  ///< share of the layers that have a window
-  bool gated = false;   ///< whether the feed-forward part has three matrices, like SwiGLU
+  bool gated = false;   ///< whether the feed-forward part has three matrices, as in SwiGLU
   bool tied = true;     ///< whether the head shares the embedding's weight
   bool learned_positions = false;  ///< whether the model has an embedding of positions
   bool bias = false;               ///< whether linear layers and norms have biases

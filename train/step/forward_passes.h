@@ -1,4 +1,4 @@
-// Declares ForwardPasses, for forward passes without an autograd graph, such as those of an
+// Declares ForwardPasses, for forward passes without an autograd graph, such as the passes of an
 // evaluation. The model may be divided among several processes.
 #pragma once
 

@@ -12,8 +12,8 @@ void GradientSum::begin(int64_t n, size_t i) {
 
 void GradientSum::finish(size_t i) {
   if (pairs_[i].empty()) return;
-  // If the number of micro-batches is odd, the last pair is a single micro-batch. It is added
-  // first, as the smallest block of the tree.
+  // If the number of micro-batches is odd, the last pair is a single micro-batch. This pair is
+  // added first, as the smallest block of the tree.
   move_to_tree_sum(i);
   parameters_[i].parameter.leaf().grad = pairs_[i].finish(add_gradients);
 }

@@ -24,8 +24,8 @@ namespace {
 
 using Wait = std::function<void()>;
 
-/// Largest number of sent gradients that the previous stage may not have received yet when this
-/// stage sends another gradient.
+/// Before this stage sends a gradient, the previous stage must have received all but this many of
+/// the earlier gradients.
 constexpr size_t most_unreceived_gradients = 1;
 
 /// Holds the data of a micro-batch between its forward and its backward pass.

@@ -12,13 +12,13 @@ namespace lathe {
 
 /// Lets layers with running statistics, such as batch norm, record the statistics of their batches
 /// until destroyed. apply() then updates the running statistics in the order of the step's
-/// micro-batches, including those of other processes.
+/// micro-batches, including the micro-batches of other processes.
 class DeferRunningStatistics : public ModeGuard {
  public:
   /// `plan`: which of the step's micro-batches this process computes.
   explicit DeferRunningStatistics(const BatchPlan& plan);
-  /// Updates the running statistics. Call it once all micro-batches of this process are done. A
-  /// collective.
+  /// Updates the running statistics. Call it once all micro-batches of this process are done. This
+  /// call is a collective.
   void apply();
 
  private:
@@ -28,11 +28,11 @@ class DeferRunningStatistics : public ModeGuard {
 
 /// Returns the sum of the losses of all micro-batches, in the order of core/tree_sum.h, or one
 /// after another if plan.in_sequence is true. `losses`: the losses of this process's micro-batches,
-/// each float32 []. A collective.
+/// each float32 []. This call is a collective.
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses, const BatchPlan& plan);
 
 /// Replaces the largest values (amax) of fp8 layers in this step by the maxima over all processes.
-/// A collective.
+/// This call is a collective.
 void share_fp8_history(const std::vector<NamedParameter>& parameters);
 
 }  // namespace lathe

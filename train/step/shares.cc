@@ -76,8 +76,8 @@ void refuse_grid(const LoadedConfig& loaded, const GridSizes& sizes, int64_t all
 }
 
 /// Returns text for an error message that names values of train.grad_accum and train.batch_size.
-/// These divide the same global batch, with as few additional micro-batches as possible. Returns ""
-/// if there are no such values.
+/// With these values, the processes divide the same global batch, with as few additional
+/// micro-batches as possible. Returns "" if there are no such values.
 std::string same_global_batch(const TrainConfig& c, int64_t processes) {
   const int64_t global = c.grad_accum * c.batch_size;
   const int64_t first = (c.grad_accum + processes - 1) / processes * processes,

@@ -30,7 +30,7 @@ GridSizes replica_of(const RunConfig& config, int64_t processes);
 /// Returns whether `processes` processes can divide the micro-batches of a step equally.
 bool can_divide_micro_batches(const RunConfig& config, int64_t processes);
 
-/// Returns the checksum of the file of Lathe's library. Processes compare it to detect that they
+/// Returns the checksum of Lathe's library file. Processes compare the checksum to detect that they
 /// run different builds. Returns "unknown" if the system does not name the file. Throws Exit::io if
 /// the file can't be read.
 std::string library_checksum();

@@ -36,9 +36,9 @@ StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
 BatchPlan batch_plan(const RunConfig& config) {
   const int64_t all = config.train.grad_accum;
   const Share share = world().share(all);
-  // If gradients are exchanged after every micro-batch, they are first added up over the ranks.
-  // Ranks then take turns, so that the micro-batches that are added up together are neighbors in
-  // the order of core/tree_sum.h.
+  // If gradients are exchanged after every micro-batch, they are first added up over the ranks. In
+  // this case, ranks take turns, so that the micro-batches that are added up together are neighbors
+  // in the order of core/tree_sum.h.
   if (exchanges_every_micro_batch(world(), config.dist.shard))
     return {.per_step = all,
             .first = world().data().rank,
@@ -102,8 +102,8 @@ class StepGradients {
     }
   }
 
-  /// Ends the backward pass that begin() prepared for. Returns the seconds for which it waited for
-  /// other processes.
+  /// Ends the backward pass that begin() prepared for. Returns the seconds for which this call
+  /// waited for other processes.
   double end() {
     if (!exchange_) return 0;
     const auto begin = Clock::now();
@@ -138,9 +138,8 @@ class StepGradients {
 };
 
 /// Runs the forward and backward passes of this process's micro-batches, and exchanges their
-/// results, so that gradients and running statistics are those of the complete step. Returns the
-/// loss of the step. Adds the seconds for which this process waited for other processes to
-/// `waited`.
+/// results, so that gradients and running statistics cover the complete step. Returns the loss of
+/// the step. Adds the seconds for which this process waited for other processes to `waited`.
 at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int64_t step,
                              double divisor, StepGradients& gradients, double& waited) {
   const BatchPlan plan = batch_plan(s.config);
@@ -244,12 +243,13 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   if (s.before_update) s.before_update();
   s.optimizer.step(r.lr, options);
 
-  // On a GPU, always publish the parameters, even if they did not change, since reading the
+  // On a GPU, always exchange the parameters, even if they did not change, since reading the
   // decision to skip an update would synchronize the GPU.
   const bool is_updated = s.device.is_cuda() || s.optimizer.control().skip == 0;
   if (is_updated) publish_update(s);
   // `lathe replay` repeats a failed step with the same scales, so the scales must not advance after
-  // a failed step. On a GPU, reading the failed step would wait for the GPU.
+  // a failed step. On a GPU, they always advance, since reading the failed step would synchronize
+  // the GPU.
   const bool has_failed = !s.device.is_cuda() && s.optimizer.control().failed_step != 0;
   if (!has_failed) advance_fp8(s.params);
 }

@@ -29,7 +29,7 @@ inline Loader training_loader(const Session& s, const Data& data, int64_t step) 
 
 /// Holds the results of a step. Times are in seconds.
 struct StepResult {
-  at::Tensor loss;  ///< mean over the step's targets, [] on the device
+  at::Tensor loss;  ///< mean over the step's targets, a scalar on the device
   double lr = 0;
   double data_wait_s = 0;      ///< time of waiting for a Loader; 0 if the step has no Loader
   double busy_s = 0;           ///< duration of the step, without exchange_wait_s
@@ -46,13 +46,13 @@ struct StepResult {
 /// micro-batch in the step, counted over all processes.
 StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
 
-/// Runs step `step` (counted from 0) of the session's config. A collective. In a single process,
-/// the call waits for a GPU only if train.spike_sigma is set.
+/// Runs step `step` (counted from 0) of the session's config. This call is a collective. In a
+/// single process, it waits for a GPU only if train.spike_sigma is set.
 ///
 /// If a gradient is not finite, the step changes no parameter. With memory.update_in_backward,
-/// however, it may change parameters whose gradients are finite. With a loss scaler, the next step
-/// runs as usual. If there is no scaler, or once the scaler has skipped too many steps in a row, no
-/// later step changes a parameter.
+/// however, the step may change parameters whose gradients are finite. With a loss scaler, the next
+/// step runs as usual. If there is no scaler, or once the scaler has skipped too many steps in a
+/// row, no later step changes a parameter.
 ///
 /// `keep_gradients`: with dist.shard, whether to gather the complete gradients of all parameters
 /// that this process's pipeline stage updates, so that they can be read after the step.

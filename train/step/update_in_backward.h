@@ -8,9 +8,9 @@ namespace lathe {
 
 /// Runs the forward and the backward pass of one micro-batch. Updates each parameter as soon as its
 /// gradient is complete, then frees the gradient (Lv et al. 2023, "Full parameter fine-tuning for
-/// large language models with limited resources"). The result is bitwise equal to that of a step
-/// that keeps all gradients. If gradients are clipped by their norm, both passes run twice, first
-/// to compute the norm.
+/// large language models with limited resources"). The result is bitwise equal to the result of a
+/// step that keeps all gradients. If gradients are clipped by their norm, both passes run twice,
+/// first to compute the norm.
 ///
 /// If there are several processes, each process has one micro-batch of the step. The processes
 /// exchange their gradients during the backward pass, in buckets, and each process updates all

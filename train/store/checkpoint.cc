@@ -32,7 +32,7 @@ Json manifest_entry(const fs::path& folder, const std::string& name, const std::
   return {{"bytes", fs::file_size(folder / name)}, {"xxh3", sum}};
 }
 
-/// Makes the folder `temporary`, which is empty afterwards.
+/// Makes `temporary` an empty folder, and removes a folder that exists there.
 void make_new_folder(const fs::path& temporary) {
   make_folders(temporary.parent_path());
   remove_tree(temporary);
@@ -71,8 +71,8 @@ void check_visible(const fs::path& temporary, const Json& files, int writer) {
   }
 }
 
-/// Writes the other files of the checkpoint into `temporary`, whose tensor files are `files`. Syncs
-/// all files, and renames the folder to `target`.
+/// Writes the remaining files of the checkpoint into `temporary`. `files` lists the tensor files,
+/// which are already written. Syncs all files, and renames the folder to `target`.
 void complete_folder(const fs::path& temporary, const fs::path& target, const RunState& state,
                      const Snapshot& snapshot, Json files,
                      const std::vector<TensorEntry>& batches) {

@@ -68,7 +68,7 @@ class SavedParameters {
 
   /// Opens the files. Throws Exit::checkpoint if the model file has another number of tensors.
   SavedParameters(const fs::path& checkpoint, size_t count, Values values = Values::of_model);
-  /// Copies the saved values of a parameter or buffer into it. If the parameter is cut, copies this
+  /// Copies the saved values into a parameter or buffer. If the parameter is cut, copies this
   /// process's part of the values (autograd/tensor_cut.h). Throws Exit::checkpoint if the file has
   /// no tensor of this name, or a tensor of another shape.
   void read(const NamedParameter& p) const;

@@ -40,15 +40,14 @@ std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Re
 
 /// Returns the name of a checkpoint folder, such as "step-00001000".
 std::string checkpoint_name(int64_t step);
-/// Returns the checkpoints of a run folder, newest first. The order is that of the steps in the
-/// checkpoints' states, not that of their names. Throws Exit::io if the folder exists and can't be
-/// read.
+/// Returns the checkpoints of a run folder, newest first. Sorts by the steps in the checkpoints'
+/// states, not by their names. Throws Exit::io if the folder exists and can't be read.
 std::vector<fs::path> list_checkpoints(const fs::path& run);
 /// Returns the checkpoints that list_checkpoints() returns, each with its step. They include the
 /// checkpoints that restore_replaced() would rename.
 std::vector<std::pair<int64_t, fs::path>> numbered_checkpoints(const fs::path& run);
-/// Returns the step in a checkpoint's state. If the state can't be read, returns the step in its
-/// name.
+/// Returns the step in a checkpoint's state. If the state can't be read, returns the step in the
+/// checkpoint's name.
 int64_t step_of(const fs::path& checkpoint);
 /// Renames the checkpoints of the same run that are newer than `checkpoint` to unusable-step-N,
 /// because a run that resumes from `checkpoint` can't use them.

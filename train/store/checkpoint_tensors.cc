@@ -76,7 +76,7 @@ TensorPart TensorPart::from(const TensorEntry& entry, const std::string& where_)
     cut.sections = sizes_in(json, "sections", where);
     cut.parts = integer("parts", 1, 1 << 20);
     cut.part = integer("part", 0, cut.parts - 1);
-    constexpr int64_t most_rows = int64_t{1} << 40;  // times `parts`, this fits in 64 bits
+    constexpr int64_t most_rows = int64_t{1} << 40;  // most_rows * parts fits in 64 bits
     if (std::ranges::any_of(cut.sections, [](int64_t rows) { return rows > most_rows; }) ||
         cut.full_sizes(part.sizes) != part.sizes)
       fail(Exit::checkpoint, where, ": the sections do not add up to the tensor's size");

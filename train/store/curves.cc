@@ -222,8 +222,8 @@ double last_start(const fs::path& run) {
   return time;
 }
 
-/// Returns the latest step of a run's replay bundles, in which the run diverged. Returns -1 if
-/// there is no bundle, or if the run was resumed since.
+/// Returns the latest step in which the run diverged, according to its replay bundles. Returns -1
+/// if there is no bundle, or if the run was resumed since.
 int64_t diverged_step(const fs::path& run) {
   const double start = last_start(run);
   int64_t step = -1;

@@ -21,8 +21,8 @@ struct Series {
   std::vector<double> values;
 };
 
-/// Returns the step and value of the lowest value that is a number. If all values are NaN, returns
-/// the first value. The series must not be empty.
+/// Returns the lowest value that is a number, with its step. If all values are NaN, returns the
+/// first value. The series must not be empty.
 std::pair<int64_t, double> lowest(const Series& series);
 /// Returns json_number(*x), or a JSON null if `x` is empty.
 Json number_or_null(const std::optional<double>& x);
@@ -88,8 +88,9 @@ struct RunSummary {
 };
 /// Reads the end of metrics.jsonl and the newest checkpoint's state. A run counts as running while
 /// a process of this machine holds its lock. A run on a shared file system may also be training on
-/// another machine. Therefore, a run also counts as running if it has neither finished nor
-/// diverged, and its last line is younger than a minute and of a step after its newest checkpoint.
+/// another machine. Therefore, a run that has neither finished nor diverged also counts as running
+/// if the last line of metrics.jsonl is less than a minute old and belongs to a step after the
+/// newest checkpoint.
 RunSummary summarize(const fs::path& run);
 /// Receives a sentence about a folder or run that can't be read.
 using ReportUnreadable = std::function<void(const std::string& why)>;

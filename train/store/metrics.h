@@ -1,12 +1,12 @@
 // Declares the metrics that a run writes while it trains: the interface of sinks, and one sink,
-// metrics.jsonl. This file has one JSON object for each logged step, {step, val_loss, ...} objects
-// for evaluations, and {step, changed} objects when a run resumes with another config. The table of
-// sinks is in train/store/sinks.cc.
+// metrics.jsonl. That sink writes one JSON object for each logged step, {step, val_loss, ...}
+// objects for evaluations, and {step, changed} objects when a run resumes with another config. The
+// table of sinks is in train/store/sinks.cc.
 //
 // A sink that writes a file of steps uses a ResumableFile, whose length each checkpoint stores
 // (metrics_bytes, sink_bytes), so that the file has each step once, even if the run was killed and
-// resumed. The length of a disabled sink stays in the checkpoints, and is used when the sink is
-// enabled again.
+// resumed. The length of a disabled sink's file stays in the checkpoints, and is used when the sink
+// is enabled again.
 #pragma once
 
 #include <cstdint>
@@ -34,15 +34,15 @@ struct LayerStats {
       update_ratio{};  ///< norm of the step's update over the norm of the weights before the step
   std::optional<double>
       act_max{};  ///< largest magnitude of the layer's output in the first micro-batch of the step
-  std::optional<double> dead{};  ///< share of the layer's units that never fired in that
-                                 ///< micro-batch
+  std::optional<double> dead{};  ///< share of the layer's units that never fired in the step's
+                                 ///< first micro-batch
 };
 
 /// Holds the time, memory and sent bytes of one process in a step of a run on several processes.
 struct RankStats {
-  double busy_ms = 0;  ///< time of the work of this process
-  double wait_ms = 0;  ///< waiting for gradients or stages of other processes, unless this process
-                       ///< works meanwhile
+  double busy_ms = 0;  ///< time for which this process worked
+  double wait_ms = 0;  ///< time for which this process waited for gradients or stages of other
+                       ///< processes, without working meanwhile
   int64_t memory_bytes = 0;
   int64_t sent_bytes = 0;  ///< gradients, parameters and activations that were sent to the other
                            ///< processes
@@ -83,16 +83,16 @@ class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
   virtual void add(const StepMetrics&) {}
-  /// Adds the metrics of an evaluation after this step, with their names.
+  /// Adds the metrics of an evaluation after the given step, with their names.
   virtual void add_validation(int64_t, const std::vector<std::pair<std::string, double>>&) {}
-  /// Adds the keys of the config whose values change after this step.
+  /// Adds the keys of the config whose values change after the given step.
   virtual void add_changes(int64_t, const std::vector<ConfigChange>&) {}
   /// Adds generated text or another sample of the model's output.
   virtual void add_sample(int64_t, const std::string&) {}
   /// Adds histograms of weights and gradients.
   virtual void add_histograms(int64_t, const std::vector<Histogram>&) {}
-  /// Records that training starts or resumes after this step. The text names the checkpoint from
-  /// which training resumes; it is "" if training starts from the beginning.
+  /// Records that training starts or resumes after the given step. The text names the checkpoint
+  /// from which training resumes; it is "" if training starts from the beginning.
   virtual void add_start(int64_t, const std::string&) {}
   /// Adds the current lengths of the sink's files that are truncated on resume.
   virtual void add_lengths(FileLengths&) const {}
@@ -128,7 +128,7 @@ double unix_seconds();
 /// Writes metrics.jsonl.
 class Metrics final : public MetricsSink {
  public:
-  /// Opens the file and truncates it to `length` bytes, as ResumableFile does. `unit`: the unit of
+  /// Opens the file and truncates it to `length` bytes, with ResumableFile. `unit`: the unit of
   /// throughput, "tokens" or "samples".
   Metrics(const fs::path& run, uint64_t length, const std::string& unit = "tokens");
   void add(const StepMetrics& m) override;

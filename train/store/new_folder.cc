@@ -48,8 +48,8 @@ NewFolder::~NewFolder() {
 
   claim_.reset();
   std::error_code error;
-  // If a killed command left this folder, the claim did not create it, and therefore does not
-  // remove it.
+  // The claim removes the folder only if it created the folder. Remove a folder that a killed
+  // command left as well.
   fs::remove(unfinished_, error);
 }
 

@@ -30,7 +30,7 @@ struct SavedTensor {
   std::string name;
   at::Tensor tensor;
   at::ScalarType dtype;
-  std::vector<int64_t> sizes;      ///< sizes of the tensor; if it is cut, of this rank's part
+  std::vector<int64_t> sizes;      ///< sizes of the tensor or, if it is cut, of this rank's part
   int64_t own_end;                 ///< index after the last element that this rank has
   const TensorCut* cut = nullptr;  ///< how the tensor is cut among tensor ranks; null if it is not
                                    ///< cut
@@ -165,7 +165,8 @@ std::vector<SavedTensor> all_tensors(const std::vector<NamedParameter>& paramete
                    .sizes = t.sizes().vec(),
                    .own_end = end,
                    .cut = cut_of(p.parameter)});
-    // Forward passes change buffers, such as running statistics.
+    // Forward passes change buffers, such as running statistics, so only parameters are updated by
+    // the optimizer alone.
     all.back().is_updated = p.parameter.as_leaf() != nullptr;
   }
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {

@@ -44,16 +44,16 @@ struct Snapshot {
 /// Returns a view of the state. In model.safetensors, tensors of two or more dimensions have
 /// `dtype`, or their own dtype if `dtype` is nullopt. If `dtype` is not the dtype of a parameter,
 /// optimizer.safetensors also holds the parameter unchanged, so that a run resumes exactly. The
-/// view shares the memory of tensors on the CPU, so write it before anything changes them. A
-/// collective if divides_state().
+/// view shares the memory of tensors on the CPU, so write it before anything changes them. This
+/// call is a collective if divides_state().
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype);
-/// Returns the state for a save in the background. Parameters and optimizer state on the CPU that
-/// have the same dtype in the file become `live`, and their owner calls live->copy_rest() before an
-/// update changes them. All other tensors are copied before this function returns. They are copied
-/// into the memory of `reused`, the previous copy, if its tensors have the same sizes. The memory
-/// counts as Memory::checkpoints, and is pinned if the tensors are on a GPU. A collective if
-/// divides_state().
+/// Returns the state for a save in the background. Parameters and optimizer state on the CPU become
+/// `live` if they have the same dtype in the file. The caller must call live->copy_rest() before an
+/// update changes them. All other tensors are copied before this function returns. If the tensors
+/// of `reused`, the previous copy, have the same sizes, the copies take over their memory. The
+/// memory counts as Memory::checkpoints, and is pinned if the tensors are on a GPU. This call is a
+/// collective if divides_state().
 Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});
 /// Returns whether the parameters or the optimizer's state are divided among the processes, so that

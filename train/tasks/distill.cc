@@ -82,11 +82,11 @@ class Distill final : public TokenTask {
   }
 
  private:
-  /// Holds sums over the targets of a batch. []
+  /// Holds sums over the targets of a batch, each of shape [].
   struct Parts {
     Variable cross_entropy, divergence;
   };
-  /// Returns the logits in float32. [N, V]
+  /// Returns the logits [N, V] in float32.
   static Variable logits_of(const Model& model, const Batch& batch) {
     const SeparateDocuments documents(batch.starts);
     const Variable logits_BTV = model(batch.inputs);

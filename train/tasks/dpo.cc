@@ -109,9 +109,9 @@ class Dpo final : public TokenTask {
     }
     return (log_ratio(row_losses(model, batch)) - Variable(reference_P)) * config_.beta;
   }
-  /// Returns -log(sigmoid(margin)), summed over pairs and divided by `divisor`. []. With label
-  /// smoothing e, a pair counts with weight 1 - e in the given order, and with weight e with its
-  /// answers exchanged.
+  /// Returns -log(sigmoid(margin)), summed over pairs and divided by `divisor`, as a scalar. With
+  /// label smoothing e, a pair counts with weight 1 - e in the given order, and with weight e with
+  /// its answers exchanged.
   Variable loss_of(const Variable& margins_P, double divisor) const {
     const ExactTensors exact;
     const double e = config_.label_smoothing;

@@ -7,8 +7,8 @@
 
 namespace lathe {
 
-/// Returns the cross-entropy, [], summed over a batch's targets that are not -100, and divided by
-/// `divisor`.
+/// Returns the cross-entropy, summed over a batch's targets that are not -100 and divided by
+/// `divisor`, as a scalar.
 Variable token_loss(const Model& model, const Batch& batch, double divisor);
 /// Returns the cross-entropy of each row of a batch, [B], summed over the row's targets that are
 /// not -100.

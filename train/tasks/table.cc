@@ -20,8 +20,8 @@ namespace {
 
 std::vector<std::unique_ptr<Task>>& task_table() {
   static std::vector<std::unique_ptr<Task>> tasks = [] {
-    // This may run while the schema of a run's config is being recorded. The fields in the configs
-    // of tasks must not be added to that schema.
+    // The table may be created while the schema of a run's config is being recorded. The config
+    // fields of the tasks must not be added to that schema.
     const SchemaRecorder::Pause apart;
     std::vector<std::unique_ptr<Task>> all;
     all.push_back(make_language_task());
@@ -155,7 +155,7 @@ void score_batch(const Task& task, const Model& model, const Batch& batch, const
 }
 
 /// Returns the sum of the scores of all `batches` batches. `mine` are the scores of the batches
-/// that this process scored. A collective.
+/// that this process scored. This call is a collective.
 Scores sum_of_scores(const std::vector<Scores>& mine, int64_t batches) {
   std::vector<Json> of_ranks;
   for (const std::string& text : world().gather_texts(text_of(mine)))

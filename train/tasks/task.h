@@ -34,8 +34,8 @@ struct Scores {
 /// A metric of an evaluation, with its name in files and on the console.
 using Metric = std::pair<std::string, double>;
 
-/// Defines the loss of a batch, the metrics of an evaluation, and a readable sample. A task of the
-/// table has no state.
+/// Defines the loss of a batch, the metrics of an evaluation, and a readable sample. A task in the
+/// table (table.cc) has no state.
 class Task {
  public:
   virtual ~Task() = default;
@@ -68,7 +68,7 @@ class Task {
   /// Returns whether the loss of rows of tokens is the sum of the losses of their positions, so
   /// that positions can be divided among processes (dist.context).
   virtual bool sums_over_positions() const { return false; }
-  /// Returns the loss of a micro-batch, []: the sum over its targets, divided by `divisor`.
+  /// Returns the loss of a micro-batch as a scalar: the sum over its targets, divided by `divisor`.
   /// `divisor` is the number of targets in the complete step, so that the losses of the
   /// micro-batches add up to the mean over the step.
   virtual Variable loss(const Model& model, const Batch& batch, double divisor) const = 0;

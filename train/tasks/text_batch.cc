@@ -125,7 +125,7 @@ std::vector<NextToken> TextBatch::next() {
       continue;
     }
 
-    // The reported probability is that of the model, without the penalty.
+    // The reported probability is the model's, without the repetition penalty.
     at::Tensor penalized = own;
     if (text.sampling.repetition_penalty != 1)
       penalize(penalized = own.clone(), text.ids, text.sampling.repetition_penalty);
@@ -166,7 +166,7 @@ std::vector<at::Tensor> TextBatch::forward() {
 
   if (together.empty()) return logits;
   // All these texts share one call. The top of this file states when the results are bitwise equal
-  // to those of one call for each text.
+  // to the results of separate calls.
   const at::Tensor rows =
       cached_logits(together, at::tensor(last, at::kLong).unsqueeze(1).to(options_.device));
   for (size_t i = 0; i < together.size(); ++i)

@@ -64,8 +64,8 @@ struct BatchOptions {
 /// Continues texts together. The draw for a new token depends only on the text's seed, its index
 /// and the number of its new tokens. In float32, with Lathe's kernels and without
 /// model.logit_softcap, neither the other texts nor the cache change a bit of a text's logits. In
-/// other cases, they may change the rounding of the logits, and therefore a token
-/// (train/tasks/text_batch.cc, docs/internals/kernels.md).
+/// other cases, the other texts and the cache may change the rounding of the logits, and therefore
+/// a token (train/tasks/text_batch.cc, docs/internals/kernels.md).
 class TextBatch {
  public:
   /// The model must outlive the batch.

@@ -31,7 +31,7 @@ std::vector<std::string> patterns_of(const std::string& list) {
 }
 
 /// Returns the layers that get adapters: the layers that the patterns match. If there are no
-/// patterns, these are the layers of the blocks, or all layers if there are no blocks. A head whose
+/// patterns, returns the layers of the blocks, or all layers if there are no blocks. A head whose
 /// weight the loss uses directly gets no adapter, since the adapter would never run. Throws
 /// Exit::usage if a pattern matches no layer.
 std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
@@ -86,7 +86,7 @@ void reset_training_state(RunState& state) {
   state.sink_bytes.clear();
   state.eval_due = state.sample_due = false;
   state.val_loss.reset();
-  state.best_val_loss.reset();  // the best loss was that of the unmerged model
+  state.best_val_loss.reset();  // the best loss belongs to the unmerged model
   state.val_step = state.best_step = -1;
   state.evaluations_since_best = 0;
   state.scaler.reset();
@@ -264,7 +264,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
     layer->merge_adapter();
   }
 
-  // The base was loaded as constants; make them parameters again.
+  // The tensors of the base were loaded as constants, so make them parameters again.
   replace_parameters(*model, [](const NamedParameter& p) {
     return Variable::parameter(p.parameter.data(), p.path);
   });

@@ -57,13 +57,13 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config);
 /// checkpoint.
 fs::path find_base(const RunConfig& config);
 /// Finds the base that adapters.base names, and returns the config with the base's path and
-/// [model]. Returns a config without adapters unchanged. Throws Exit::usage if a key of [model] in
-/// the config differs from that of the base, or if the base has adapters.
+/// [model]. Returns a config without adapters unchanged. Throws Exit::usage if a given key of
+/// [model] differs from the base's key, or if the base has adapters.
 LoadedConfig resolve_adapter_base(LoadedConfig loaded);
 /// Throws Exit::data if the tokenizer of the data differs from the tokenizer of the base. Does
 /// nothing if there is no base.
 void check_base_tokenizer(const LoadedConfig& loaded, const Data& data);
-/// Loads the frozen base of a config with adapters in the format of adapters.dtype. With
+/// Loads the frozen base of a config with adapters, in the format that adapters.dtype names. With
 /// dist.tensor, loads only this tensor rank's part of the base.
 std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
                                  const ModelSizes& sizes, at::Device device);

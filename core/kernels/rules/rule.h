@@ -4,7 +4,7 @@
 //   struct Mine : RuleDefaults {
 //     static constexpr const char* name = "mine";  // the value of optim.kind
 //     static constexpr const char* doc = "...";
-//     // True: the formula applies weight decay by c.decay. False: the gradient includes it.
+//     // True: the formula applies weight decay by c.decay. False: g includes weight decay.
 //     static constexpr bool decoupled = false;
 //     static std::vector<RuleState> state(const UpdateRule& r);
 //     // Returns the parameter after the step. g: the gradient, unscaled and clipped; s0, s1, s2:
@@ -16,7 +16,7 @@
 //   };
 //
 // Put a new rule in a file in core/kernels/rules/, and add it to the list in core/kernels/rules.h.
-// CPUs, GPUs, checkpoints, plans and the config then support it.
+// CPUs, GPUs, checkpoints, plans and the config then support the rule.
 #pragma once
 
 #include <cmath>

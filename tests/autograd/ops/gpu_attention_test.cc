@@ -63,8 +63,9 @@ std::vector<at::Tensor> attended(const GroupedCase& c, const std::vector<at::Ten
   return results;
 }
 
-/// Returns the largest difference relative to the largest value, or to 1 if that is larger: with
-/// one position, the gradients of queries and keys are zero except for rounding.
+/// Returns the largest difference relative to the largest value, or relative to 1 if the largest
+/// value is smaller. With one position, the gradients of queries and keys are zero except for
+/// rounding.
 double apart(const at::Tensor& a, const at::Tensor& b) {
   return ((a - b).abs().max() / b.abs().max().clamp_min(1)).item<double>();
 }
@@ -97,7 +98,8 @@ TEST_CASE("a GPU's attention with groups, windows, documents and a cache matches
         CHECK(ours[i].equal(again[i]));
       }
 
-      // The comparison must notice another window, which changes nothing if there is only one key.
+      // The comparison must notice another window. With only one key, another window changes
+      // nothing.
       if (c.keys == 1) continue;
       GroupedCase other = c;
       other.scores.window = other.scores.window == 0 ? 2 : other.scores.window - 1;
@@ -125,7 +127,7 @@ TEST_CASE("a GPU's attention on packed projections keeps documents apart", "[gpu
     const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-8 : 0x1p-5;
     for (size_t i = 0; i < 2; ++i) {
       CHECK(apart(ours[i], wanted[i]) < unit);
-      CHECK(apart(joined[i], wanted[i]) > unit);  // joined documents are noticed
+      CHECK(apart(joined[i], wanted[i]) > unit);  // the comparison notices joined documents
     }
   }
 }
@@ -136,7 +138,7 @@ TEST_CASE("document bounds follow document starts, and are undefined for other s
   const DocumentBounds places = document_bounds(starts);
   CHECK(at::equal(places.begins, torch::tensor({0, 5, 6, 70, 80, 159, 160}, at::kInt)));
   CHECK(places.longest == 79);
-  CHECK(document_bounds(starts).begins.is_same(places.begins));  // from the cache
+  CHECK(document_bounds(starts).begins.is_same(places.begins));  // the result comes from the cache
 
   // A change in place is noticed.
   starts[1].slice(0, 40, 79).fill_(40);

@@ -48,13 +48,13 @@ at::Tensor lay(const at::Tensor& t, Layout layout) {
   }
 }
 
-/// An op for `rows` rows with `columns` in the last dim.
+/// An op on inputs with `rows` rows, and with `columns` elements in the last dim.
 struct LayoutCase {
   std::string op;
   std::function<std::vector<Sizes>(int64_t rows, int64_t columns)> inputs;
   std::function<Variable(const std::vector<Variable>&, const at::Tensor& ids)> ours;
   std::function<at::Tensor(const Tensors&, const at::Tensor& ids)> oracle;
-  int64_t id_limit = 0;  // 0: no ids
+  int64_t id_limit = 0;  // 0: the op takes no ids
   double scale =
       4;  // error in units of the format's spacing times the largest value, as in the op table
   int64_t least_rows = 0, least_columns = 1;
@@ -156,8 +156,8 @@ struct Result {
   Tensors grads;
 };
 
-/// Runs an op for a shape, a dtype and a layout of each input (the last layout: of the cotangent),
-/// and describes all differences from the oracle.
+/// Runs an op for a shape, a dtype, and layouts of the inputs and (last) of the cotangent.
+/// Describes all differences from the oracle.
 class Checker {
  public:
   explicit Checker(const LayoutCase& c) : c_(c) {}
@@ -209,7 +209,7 @@ class Checker {
     } else if (ours.numel() > 0) {
       const double off = (ours.to(at::kDouble) - wanted).abs().max().item<double>();
       // The added 1 allows for terms near 1 that cancel. A wrong layout causes errors as large as
-      // terms.
+      // the terms.
       const double allowed = spacing * c_.scale * (1 + wanted.abs().max().item<double>());
       if (!(off <= allowed)) problem_ += str(what, " is off by ", off, ", allowed ", allowed, "; ");
     }

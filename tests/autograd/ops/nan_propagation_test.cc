@@ -204,7 +204,7 @@ TEST_CASE("a norm whose sum of squares overflows is right or NaN, not zero", "[n
     on_every_set([&](const std::string& set) {
       const at::Tensor y = layer_norm(Variable(big), {}, {}).data();
       INFO(kernels << " on " << set << ": " << y);
-      // 1e-5 allows for float32, and a mean of four numbers of both signs
+      // 1e-5 allows for float32 roundings, and for cancellation in the mean
       CHECK(
           (y.isnan().all().item<bool>() || torch::allclose(y.to(at::kDouble), wanted, 1e-5, 1e-5)));
     });
@@ -322,7 +322,7 @@ TEST_CASE("ignored rows change neither loss nor gradients, even if they are not 
       CHECK(torch::allclose(dx.slice(0, 1).to(at::kDouble), counted, 1e-5, 1e-6));
     }
 
-    // Test the same for the loss of the head. The ignored row is finite, but its logits are inf,
+    // Test the same for linear_cross_entropy(). The ignored row is finite, but its logits are inf,
     // NaN and inf. The logits of the other row are 1, 2 and 3.
     const at::Tensor w = torch::tensor({1.0, 1.0, -2.0, 6.0, 3.0, 3.0}, at::kFloat).view({3, 2});
     const auto head = [&](double big) {

@@ -59,7 +59,7 @@ void change_values(at::Tensor t) {
   }
 }
 
-/// Collects the tensors that ops keep beside their inputs while this object exists: tensor
+/// While this object exists, collects the tensors that ops keep beside their inputs: tensor
 /// attributes, and results of integer or bool dtypes.
 class KeptTensors {
  public:
@@ -368,14 +368,15 @@ TEST_CASE("an op without one of its inputs computes, or names the undefined inpu
       } else {
         INFO(message);
         const bool lacks_bounds =
-            message.find("needs a lower or an upper bound") != std::string::npos;  // clamp
+            message.find("needs a lower or an upper bound") != std::string::npos;  // clamp's
+                                                                                   // message
         CHECK((is_sentence(message) && (names_undefined_input(message) || lacks_bounds)));
         ++refused;
       }
     }
   }
 
-  // The table has many rows of both kinds, so neither check is empty.
+  // Many rows compute and many refuse, so both cases are tested.
   CHECK(computed > 20);
   CHECK(refused > 200);
 }
@@ -388,7 +389,7 @@ std::optional<bool> is_elementwise(const OpCase& row) {
   const at::Tensor before = row.ours(in).data().flatten();
   for (Variable& x : in) {
     if (!x.defined() || x.numel() != before.numel() || x.numel() < 2) return std::nullopt;
-    // Another value that the op accepts.
+    // Replace the first element by another value that the op accepts.
     at::Tensor changed = x.data().clone().flatten();
     changed[0] = changed[1];
     x = Variable(changed.view(x.sizes()));

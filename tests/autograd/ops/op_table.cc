@@ -196,7 +196,7 @@ std::vector<OpCase> make_op_table() {
            [](V v) { return log_softmax(v[0], 1); },
            [](T x) { return x[0].log_softmax(1); }});
 
-  // Ops with several inputs, one of which needs no gradient ("still").
+  // In these rows, one of several inputs needs no gradient ("still").
   const Input still{{2, 3}, 0.5, 2, false}, row_still{{3}, 0.5, 2, false};
   add_row({"add",
            "second still",
@@ -439,7 +439,7 @@ std::vector<OpCase> make_op_table() {
            {{{3, 15, 33}}, {{70, 33}}, {{70}}, {{3, 15, 70}}},
            [](V v) { return linear(v[0], v[1], v[2], v[3]); },
            [](T x) { return torch::linear(x[0], x[1], x[2]) + x[3]; }})
-      .differences = false;  // 7000 inputs, and the oracle covers them
+      .differences = false;  // too slow for 7000 inputs, which the oracle covers
   add_row({"linear_gelu",
            "bias",
            {{{2, 3, 6}}, {{5, 6}}, {{5}}},
@@ -522,7 +522,7 @@ std::vector<OpCase> make_op_table() {
                 {{{1, 131, 24}}},
                 [](V v) { return attention(v[0], 1); },
                 heads(1)};
-  longer.differences = false;  // 3144 inputs, and the oracle covers them
+  longer.differences = false;  // too slow for 3144 inputs, which the oracle covers
   for (OpCase* row : {&two, &longer}) {
     row->low_scale = 8;  // two matmuls and a softmax, each rounded
     t.push_back(*row);

@@ -256,7 +256,8 @@ void add_grouped(std::vector<OpCase>& t) {
     t.back().low_scale = 8;
     t.back().differences = c.time < 10;
   }
-  // The angles are unevenly spaced, since attention depends only on their differences.
+  // Attention depends only on the differences of angles. The angles are unevenly spaced, so that
+  // the differences vary.
   const auto angles_of = [](int64_t batch, int64_t time, int64_t half) {
     return torch::arange(batch * time * half, at::kDouble)
         .square()

@@ -133,7 +133,7 @@ void add_similarities(std::vector<OpCase>& t, Reduction r) {
                    return torch::triplet_margin_loss(x[0], x[1], x[2], o.margin, o.p, o.eps, o.swap,
                                                      number(r));
                  }});
-    t.back().low_scale = 8;  // distances of distances
+    t.back().low_scale = 8;  // the loss is a difference of two rounded distances
   }
 }
 

@@ -220,7 +220,7 @@ void add_scans(std::vector<OpCase>& t) {
     t.push_back({"prod", std::string(s.label) + ", a dim", in, [](V v) { return prod(v[0], 0); },
                  [](T x) { return x[0].prod(0); }});
   }
-  // Replaces one or two elements of each row by an exact zero, x - x.
+  // These rows replace one or two elements of each row of x by an exact zero, x - x.
   for (const int64_t zeros : {1, 2}) {
     const auto mask = [zeros](at::Device device) {
       return torch::arange(4, at::TensorOptions(at::kLong).device(device)).lt(1 + zeros) &
@@ -260,7 +260,7 @@ void add_statistics(std::vector<OpCase>& t) {
     t.push_back(
         {"var", s.label, in, [one](V v) { return var(v[0], -1, one ? 0 : 1); },
          [one](T x) { return x[0].var(at::IntArrayRef{-1}, at::Scalar(one ? 0 : 1), false); }});
-    if (one) continue;  // the root has no derivative there
+    if (one) continue;  // a single element has variance 0, at which a root has no derivative
     t.push_back({"std", s.label, in, [](V v) { return std(v[0], 1, 0.5, true); },
                  [](T x) { return x[0].std(at::IntArrayRef{1}, at::Scalar(0.5), true); }});
   }

@@ -137,7 +137,8 @@ std::string page_of(const std::map<std::string, KeptByOp>& ops) {
 struct SavedBound {
   size_t inputs, outputs, others;
 };
-/// The bounds of ops that need more than either their inputs or their result, each with its reason.
+/// The bounds of ops that keep more than either their inputs or one result. A comment states the
+/// reason for each bound.
 const std::map<std::string, SavedBound>& saved_bounds() {
   static const std::map<std::string, SavedBound> bounds{
       // These keep attributes that the caller passes: indices, masks, targets, tables.
@@ -174,7 +175,7 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"linear_fp8", {0, 0, 4}},
       // These keep the new state, which the next step keeps as well.
       {"lstm_cell", {2, 1, 0}},
-      // These keep the states of all steps, with the states before the first step; the gates of all
+      // These keep the states of all steps, the states before the first step, the gates of all
       // steps and, in float32, the cell states.
       {"lstm_layer", {6, 2, 2}},
       // These keep the positions that the results come from.
@@ -188,8 +189,8 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"norm", {1, 1, 0}},
       {"prod", {1, 1, 0}},
       {"std", {1, 1, 0}},
-      // This keeps the log probabilities, in the slot of the logits. It also keeps the targets, the
-      // class of each row, the mask of ignored rows and the scale.
+      // This keeps the log probabilities, which count as input 0, instead of the logits. It also
+      // keeps the targets, the class of each row, the mask of ignored rows and the scale.
       {"cross_entropy", {1, 0, 4}},
       // This keeps the gradients, which are computed in forward, and the targets. Second
       // derivatives need both inputs; the weight is a parameter, and x is the last norm's result.
@@ -282,7 +283,7 @@ TEST_CASE("an op does not keep a tensor that only the gradient of an untrained i
                  kernel(torch::randn({2, 2, 3, 3}));
   CHECK(saved_bytes_of(conv2d(image, kernel, {}, {})) == 2 * 2 * 3 * 3 * 4);
 
-  // The gradients equal those with a trained weight.
+  // The gradients equal the gradients with a trained weight.
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
     INFO(c10::toString(dtype));
     const auto dx = [&](bool trained) {

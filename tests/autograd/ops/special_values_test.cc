@@ -55,7 +55,7 @@ void check(const ValueCase& k, const std::vector<at::Tensor>& x) {
       torch::autograd::grad({wanted}, torch_in, {dy}, false, false, /*allow_unused=*/true);
   for (size_t i = 0; i < in.size(); ++i) {
     INFO("gradient " << i);
-    // PyTorch leaves some gradients undefined that are all zeros (norm with p = 0).
+    // PyTorch leaves some gradients undefined if they are all zeros (norm with p = 0).
     REQUIRE(ours[i].defined());
     CHECK(differs(ours[i].data(),
                   theirs[i].defined() ? theirs[i] : torch::zeros_like(torch_in[i])) == "");
@@ -86,7 +86,7 @@ TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros a
       {"clamp", [](V v) { return clamp(v[0], -1.0, 3.0); },
        [](T x) { return x[0].clamp(-1.0, 3.0); }},
 
-      // These are not elementwise.
+      // The following functions are not elementwise.
       {"max", [](V v) { return max(v[0]); }, [](T x) { return x[0].max(); }},
       {"min", [](V v) { return min(v[0]); }, [](T x) { return x[0].min(); }},
       {"sort", [](V v) { return sort(v[0]).first; },
@@ -98,7 +98,8 @@ TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros a
 
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     for (const ValueCase& k : cases) check(k, {torch::tensor(at, dtype)});
-    // All values of a running sum after a NaN are NaN, so the other values come first here.
+    // All values of a running sum after a NaN are NaN, so this call tests the other values without
+    // the NaN.
     check(cases.back(),
           {torch::tensor({-0.0, 0.5, -3.0, 1e-30, infinite, 88.0, -infinite, 1.0}, dtype)});
   }

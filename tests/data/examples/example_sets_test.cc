@@ -29,7 +29,7 @@ std::string text_of(double x) {
   return text;
 }
 
-/// Writes the rows as CSV and prepares them in `folder`/data; returns that folder.
+/// Writes the rows as CSV and prepares them in `folder`/data. Returns `folder`/data.
 fs::path prepared(const TempFolder& folder, const Table& table, ExampleOptions options) {
   std::string text;
   for (size_t i = 0; i < table.inputs.size(); ++i) {
@@ -109,7 +109,7 @@ std::vector<int64_t> rows_of(const Batch& b, double mean, double scale) {
 TEST_CASE("an epoch has every example once, for any start and any threads that fill batches",
           "[example_sets]") {
   const TempFolder f;
-  // 15 epochs, which end within batches.
+  // Test 15 epochs, most of which end within a batch.
   constexpr int64_t n = 37, batch = 5, micro_batches = 3 * n;
   const fs::path dir = prepared(f, numbered(n, 3), {.val_share = 0});
   const auto data = open_examples(config_of(dir));
@@ -135,7 +135,7 @@ TEST_CASE("an epoch has every example once, for any start and any threads that f
     std::sort(epoch.begin(), epoch.end());
     for (int64_t i = 0; i < n; ++i) REQUIRE(epoch[static_cast<size_t>(i)] == i);
   }
-  CHECK(epochs.size() == 15);                      // no two have the same order
+  CHECK(epochs.size() == 15);                      // no two epochs have the same order
   for (int64_t i = 0; i < std::ssize(order); ++i)  // targets belong to their inputs
     REQUIRE(whole[static_cast<size_t>(i / batch)].targets[i % batch].item<int64_t>() ==
             order[static_cast<size_t>(i)] % 3);
@@ -183,7 +183,7 @@ TEST_CASE("inputs and targets are normalized by statistics of the training examp
   for (int64_t i = 0; i < 210; ++i) {
     train.read(i, example.data());
     CHECK(example ==
-          table.inputs[static_cast<size_t>(example[0])]);  // unchanged from the text, to the bit
+          table.inputs[static_cast<size_t>(example[0])]);  // bitwise equal to the text's numbers
     for (size_t c = 0; c < 4; ++c) columns[c].push_back(example[c]);
     targets.push_back(table.targets[static_cast<size_t>(example[0])]);
   }
@@ -198,8 +198,8 @@ TEST_CASE("inputs and targets are normalized by statistics of the training examp
       CHECK(m.inputs.scale[c] == 1);
       continue;
     }
-    // The last bit of 1.6e9 is 2e-7, and a sum of 210 such numbers loses a few bits, so allow 1e-6
-    // of a deviation.
+    // The last bit of 1.6e9 is 2e-7, and a sum of 210 such numbers loses some bits. Therefore,
+    // allow an error of 1e-6 of a standard deviation.
     CHECK(std::fabs(m.inputs.mean[c] - mean) <= 1e-6 * deviation);
     CHECK(std::fabs(m.inputs.scale[c] - deviation) <= 1e-6 * deviation);
     // The mean of all rows differs from the mean of the training examples.
@@ -243,7 +243,8 @@ TEST_CASE("one-pass statistics agree with the definition, even if the first valu
     CHECK(one.result().scale[0] == Approx(deviation).epsilon(1e-10));  // roundings of squares
   }
 
-  // Two channels of six elements each, compared with all their elements together.
+  // Compute statistics by channel, for two channels of six elements each. Compare them with the
+  // definition applied to all elements of a channel.
   Statistics channels(groups_of({2, 2, 3}));
   std::vector<std::vector<double>> all(2);
   for (int i = 0; i < 100; ++i) {
@@ -377,7 +378,7 @@ TEST_CASE("folds cover all examples once, stratified, and normalize by their tra
     CHECK(data->val_size() >= 20);
     CHECK(data->val_size() <= 21);
 
-    // Load the training part as one batch, and the validation part.
+    // Load the training part of the fold as one batch. Then load the validation part.
     const auto batches = data->training({.batch_size = data->train_size()}, 1);
     const auto buffers = batches->make_buffers();
     batches->fill(buffers, 0);
@@ -466,7 +467,7 @@ TEST_CASE("evaluation reads the validation split in order, and its last batch is
   }
   CHECK(all_val(*data, 7, 2).inputs.size(0) == 14);
   CHECK(all_val(*data, 7, 99).inputs.size(0) == 30);
-  // A part is in order as well, and has the same examples for any batch size.
+  // A partial evaluation is in order as well, and has the same examples for any batch size.
   const auto part = rows_of(all_val(*data, 7, 2), m.inputs.mean[0], m.inputs.scale[0]);
   CHECK(std::set<int64_t>(part.begin(), part.end()).size() == 14);
   CHECK(std::is_sorted(part.begin(), part.end()));
@@ -495,7 +496,7 @@ TEST_CASE("keys that do not fit the data are reported", "[example_sets]") {
   CHECK_THAT(problem([](DataConfig& c) { c.crop = 1; }),
              ContainsSubstring("data.crop") && ContainsSubstring("--shape C,H,W"));
 
-  // Folds.
+  // These keys of folds are refused.
   CHECK_THAT(problem([](DataConfig& c) { c.folds = 1; }), ContainsSubstring("data.folds = 1"));
   CHECK_THAT(problem([](DataConfig& c) {
                c.folds = 5;
@@ -506,7 +507,7 @@ TEST_CASE("keys that do not fit the data are reported", "[example_sets]") {
              ContainsSubstring("data.fold = 2") && ContainsSubstring("data.folds = 0"));
   CHECK_THAT(problem([](DataConfig& c) { c.folds = 31; }), ContainsSubstring("data.folds = 31"));
 
-  // A crop may not move a whole image out of its frame.
+  // A crop is refused if it could move an image completely out of its frame.
   prepared(f, images(4), {.shape = {2, 4, 6}});
   CHECK(problem([](DataConfig& c) { c.crop = 3; }).empty());
   CHECK_THAT(problem([](DataConfig& c) { c.crop = 4; }),
@@ -565,7 +566,7 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
   }
   CHECK(seen.size() == 6);
 
-  // Manifests that do not match the files.
+  // These manifests do not match the files.
   const ExampleManifest right = m;
   const auto problem = [&](const std::function<void(ExampleManifest&)>& change) {
     m = right;
@@ -583,7 +584,7 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
   CHECK_THAT(problem([](auto& c) { c.train.inputs.tensor = "z"; }),
              ContainsSubstring("all.safetensors") && ContainsSubstring("\"z\""));
 
-  // Manifests that are invalid whatever the file holds.
+  // These manifests are invalid whatever the file contains.
   CHECK_THAT(problem([](auto& c) { c.train.examples = 0; }),
              ContainsSubstring(f.path().string()) && ContainsSubstring("no training examples"));
   CHECK_THAT(problem([](auto& c) { c.labels = {"a", "b"}; }),
@@ -595,7 +596,7 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
   CHECK_THAT(problem([](auto& c) { c.task = "language"; }),
              ContainsSubstring("\"language\"") && ContainsSubstring("classification"));
 
-  // Sizes that the arrays do not have.
+  // These manifests have sizes that the arrays do not have.
   CHECK_THAT(problem([](auto& c) {
                c.input_sizes = {1};
                c.inputs = {{0}, {1}};
@@ -609,7 +610,7 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
              ContainsSubstring("all.safetensors") && ContainsSubstring("targets of 1") &&
                  ContainsSubstring("requires 3"));
 
-  // A file outside the folder.
+  // This manifest names a file outside the folder.
   CHECK_THAT(problem([](auto& c) { c.train.inputs.file = "../all.safetensors"; }),
              ContainsSubstring("\"file\"") && ContainsSubstring("same folder"));
 }

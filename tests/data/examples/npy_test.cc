@@ -97,7 +97,7 @@ TEST_CASE("headers of every version, spelling and type are read", "[npy]") {
     CHECK(b.type() == row.type);
     CHECK(b.sizes() == row.sizes);
     CHECK(slurp(f / "b.npy").size() % 64 ==
-          a.bytes().size() % 64);  // elements begin at a multiple of 64
+          a.bytes().size() % 64);  // elements begin at a multiple of 64 bytes
   }
 }
 
@@ -170,7 +170,7 @@ TEST_CASE("files that are not arrays are refused with an error that names the fi
   CHECK_THAT(problem(std::string("\x93NUMPY\x02\x00\xFF\xFF\xFF\xFF", 12)),
              ContainsSubstring("4294967295 bytes"));
 
-  // Well-formed headers of arrays that are not supported.
+  // These headers are well-formed, but their arrays are not supported.
   CHECK_THAT(header("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }"),
              ContainsSubstring("Fortran") && ContainsSubstring("numpy.ascontiguousarray"));
   CHECK_THAT(header("{'descr': '>f4', 'fortran_order': False, 'shape': (2, 3), }"),
@@ -187,7 +187,7 @@ TEST_CASE("files that are not arrays are refused with an error that names the fi
       header("{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, 3), }"),
       ContainsSubstring("too large"));
 
-  // Malformed headers.
+  // These headers are malformed.
   for (const char* text :
        {"", "{", "{}", "{'descr': '<f4'}",
         "{'descr': '<f4', 'fortran_order': 0, 'shape': (2, 3), }",
@@ -219,7 +219,7 @@ TEST_CASE("arrays of examples need a first dimension, and safetensors need the n
   CHECK_THAT(error_of([&] { ExampleArray(f / "none.npy", ""); }),
              ContainsSubstring("none.npy") && ContainsSubstring("empty"));
 
-  // A file with two tensors needs the name of one.
+  // If a file has two tensors, the name of one must be given.
   const std::string bytes(16, 'x');
   const auto span = std::as_bytes(std::span(bytes));
   write_safetensors(f / "two.safetensors", {{"a", "F32", {2, 1, 1}, span.subspan(0, 8)},

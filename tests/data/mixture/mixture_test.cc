@@ -43,7 +43,8 @@ TEST_CASE("in every 65536 windows, each source has exactly its share, and each o
   }
   CHECK(differ > 60000);
 
-  // The largest source absorbs what rounding adds or removes, at any position in the list.
+  // Rounding of shares adds windows to the largest source, or removes windows from it, wherever the
+  // source is in the list.
   const auto counts = [](const std::vector<double>& shares) {
     const MixtureSampler drawn(shares, 7);
     std::vector<int64_t> count(shares.size(), 0);
@@ -53,15 +54,15 @@ TEST_CASE("in every 65536 windows, each source has exactly its share, and each o
   CHECK(counts({2, 5, 0.00001, 3}) == std::vector<int64_t>{13107, 32767, 1, 19661});
   CHECK(counts({1, 1, 1.0001}) == std::vector<int64_t>{21845, 21845, 21846});
 
-  // Within a part of a round, shares are near the shares of the round: they differ by at most 3
-  // standard deviations of drawing without replacement.
+  // A round has 65536 windows. The shares in a part of a round differ from the shares of the round
+  // by at most 3 standard deviations of drawing without replacement.
   int64_t first = 0;
   for (int64_t i = 1000; i < 3000; ++i) first += sampler(i).source == 0;
   CHECK(std::abs(first - 1000) < 3 * std::sqrt(2000 * 0.25));
 }
 
 /// Prepares a mixture in `mix`. Each source has a different letter, so that windows show their
-/// source; the training part of "cc" is half c and half d.
+/// source. The training part of "cc" is half c and half d.
 void prepare_mixture(const TempFolder& f) {
   for (const char* name : {"aa", "bb"}) write_file(f / name, std::string(4000, name[0]));
   write_file(f / "cc", std::string(16000, 'c') + std::string(16000, 'd') + std::string(8000, 'c'));
@@ -122,7 +123,8 @@ TEST_CASE("windows of a mixture are drawn by its shares, which data.mix can chan
     CHECK((b.inputs == b.source[0]).all().item<bool>());
     scored[b.source] += b.targets.size(0);
   }
-  // 60 windows of 597: 4.9 of aa and of bb, and 50.2 of cc.
+  // The sample has 60 of 597 windows. In proportion, these are 4.9 windows of aa, 4.9 of bb and
+  // 50.2 of cc.
   CHECK(scored["aa"] + scored["bb"] + scored["cc"] == 60);
   CHECK((std::abs(scored["aa"] - 5) <= 1 && std::abs(scored["bb"] - 5) <= 1));
   data->verify();
@@ -276,7 +278,7 @@ TEST_CASE("continuing a killed preparation notices changes of the input and the 
     CHECK_THAT(done.out + done.err, ContainsSubstring("out/aa") && ContainsSubstring("already"));
     CHECK(slurp(f / "out/aa/train.bin") == slurp(f / "whole/aa/train.bin"));
   }
-  // A source whose folder was removed is prepared again from its present input.
+  // A source whose folder was removed is prepared again from its current input.
   fs::remove_all(f / "out");
   REQUIRE(prepare("out", true).code == 128 + 9);
   write_file(f / "aa/1.txt", std::string(8000, 'a'));

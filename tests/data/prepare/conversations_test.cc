@@ -122,7 +122,7 @@ TEST_CASE("a completion's tokens are those that generation appends to its prompt
     prepare_documents(o);
 
     // These tokenizers put a space before a text, but not between a prompt and its completion.
-    std::vector<int32_t> wanted{1};  // <s>, with which prompts begin
+    std::vector<int32_t> wanted{1};  // prompts begin with <s>
     BPE::Encoder encoder(*o.tokenizer.bpe());
     encoder.encode("abc", wanted, SpecialText::text);
     encoder.encode("ab", wanted, SpecialText::text, /*begins=*/false);
@@ -205,7 +205,7 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
        "<|end_header_id|>\n\nHo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nA<|eot_id|>"
        "<|start_header_id|>assistant<|end_header_id|>\n\n");
 
-  // If a tokenizer has no template, no system message is added and no text is trimmed.
+  // If a tokenizer has no chat template, no system message is added and no text is trimmed.
   asks(chatml_tokens(), one, "<|im_start|>user\n Hi<|im_end|>\n<|im_start|>assistant\n");
   asks(llama3_tokens(), one,
        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n Hi<|eot_id|>"
@@ -550,7 +550,8 @@ TEST_CASE(
   CHECK(difference(f / "whole", f / "parts").empty());
 
   // Split the 6 windows of a step as 3 x 2, 1 x 6 and 6 x 1. Micro-batches have different numbers
-  // of targets, so the mean of their mean losses would differ by some percent.
+  // of targets. If a step's loss were the mean of the micro-batches' mean losses, the runs would
+  // differ by some percent.
   const auto wanted = losses("whole");
   REQUIRE(wanted.size() == 40);
   for (const auto& [batch, accumulate] : {std::pair("1", "6"), std::pair("6", "1")}) {

@@ -55,7 +55,7 @@ struct JpegForm {
   J_COLOR_SPACE space = JCS_RGB;
   int channels = 3;
   bool progressive = false;
-  bool apart = false;  ///< whether each of the three channels has a separate scan
+  bool apart = false;  ///< whether each of the three channels has its own scan
 };
 
 /// Returns the bytes of a JPEG file of the best quality, from pixels [height, width, channels].

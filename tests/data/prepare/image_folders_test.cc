@@ -93,7 +93,7 @@ TEST_CASE("a folder of images by class becomes bytes with channels first", "[ima
     CHECK(c.example("train_targets.npy", i) == std::vector<double>{i < 2 ? 0.0 : 1.0});
   }
 
-  // The examples have one channel only if all images are gray.
+  // The examples have only one channel if all images are gray, and otherwise three.
   fs::remove_all(c.f / "in/cat");
   fs::create_directories(c.f / "in/ant");
   write_file(c.f / "in/ant/a.png", png_of(4, 4, random_bytes(32, 4), {PNG_COLOR_TYPE_GRAY_ALPHA}));
@@ -202,7 +202,7 @@ TEST_CASE("a file that is not a readable image is refused with its name, and no 
     return file + "\xFF\xD9";
   };
   bad("a.jpg", repeated(98), "100 scans");
-  write_file(c.f / "in/cat/scans.jpg", repeated(97));  // one scan fewer is accepted
+  write_file(c.f / "in/cat/scans.jpg", repeated(97));  // a file with one scan fewer is accepted
   write_file(c.f / "in/cat/png.jpg", png);             // contents, not names, determine the format
   CHECK(c.prepare().train.examples == 6);
 }

@@ -93,7 +93,7 @@ TEST_CASE("compressed files decompress to their text, and damage is detected",
     for (size_t i = other.size() / 2; i < other.size() / 2 + 64; ++i)
       other[i] = static_cast<char>(~other[i]);
     write_file(f / "a", other);
-    bool noticed = false;  // without a checksum, zstd may decode some flipped bits as text
+    bool noticed = false;  // zstd without a checksum may not notice a flipped bit
     try {
       noticed = all_of(f / "a", 1000) != text;
     } catch (const Error& e) {
@@ -368,7 +368,7 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
     o.out = f / "parts";
     o.progress_seconds = 0;
     int64_t asked = 0, times = 0;
-    for (const int64_t after : {5, 3, 6}) {  // stops after so many calls, one per part
+    for (const int64_t after : {5, 3, 6}) {  // stops after this number of calls, one per part
       asked = 0;
       o.stop = [&] { return ++asked > after; };
       const std::string what = error_of([&] { prepare_documents(o); });
@@ -382,7 +382,7 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
             std::ofstream(entry.path(), std::ios::app) << "torn";
         }
       }
-      if (times == 2) {  // another command starts over, and afterwards the first command does
+      if (times == 2) {  // other settings start over, and then the first settings start over
         DocumentOptions other = o;
         other.tokenizer = Tokenizer::byte();
         asked = -3;

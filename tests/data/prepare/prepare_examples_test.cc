@@ -77,9 +77,9 @@ struct Prepared {
 using Rows = std::vector<std::vector<double>>;
 
 TEST_CASE("CsvReader reads each field that csv_field() writes", "[prepare_examples]") {
-  const std::vector<std::string> texts{"",    "a",     " a",   "a ",     "\ta",    "a\t",
-                                       "\t",  "a,b",   "\"a\"", "a\r\nb", "a\tb;c", "\"",
-                                       "\r", "a\r", "last"};
+  const std::vector<std::string> texts{"",       "a",  " a",  "a ",    "\ta",
+                                       "a\t",    "\t", "a,b", "\"a\"", "a\r\nb",
+                                       "a\tb;c", "\"", "\r",  "a\r",   "last"};
   std::string line;
   for (const std::string& text : texts) line += (line.empty() ? "x," : ",") + csv_field(text);
 
@@ -102,7 +102,7 @@ TEST_CASE("CsvReader reads fields, quotes, line ends and byte-order marks", "[pr
   CHECK(reader.line() == 4);
   CHECK(reader.where(2) == "t.csv:4: column 2");
 
-  // The reader is now at the end of the file.
+  // After the last line, the reader is at the end of the file.
   CHECK(!reader.next(fields));
   CHECK(reader.at() == text.size());
 
@@ -183,8 +183,8 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(p.csv(few).task == "regression");
   p.options.task = "";
 
-  // A first line of the numbers 0, 1, 2, ..., as pandas writes it, is a header. So is a line of
-  // numbers that has a text above numeric targets.
+  // A first line of the numbers 0, 1, 2, ..., as pandas writes it, is a header. A first line of
+  // numbers is also a header if it has a text above numeric targets.
   CHECK(p.csv("0,1,2,3,4\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 2);
   CHECK(p.csv("0,1,2,3,5\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 3);
   CHECK(p.csv("0,1,label\n5,6,0\n5,6,1\n").train.examples == 2);
@@ -325,7 +325,7 @@ TEST_CASE("IDX files and arrays become the same examples", "[prepare_examples]")
                                                {"targets", "U8", {3}, bytes(labels)}});
   p({"both.safetensors"});
   CHECK(p.rows() == wanted);
-  // Big-endian float32: 1.0 and -2.0; int16: 258 and -1.
+  // The big-endian numbers are 1.0 and -2.0 in float32, and 258 and -1 in int16.
   p.write("f", idx(0x0D, {2, 1}, std::string("\x3F\x80\0\0\xC0\0\0\0", 8)));
   p.write("t", idx(0x0B, {2}, std::string("\1\2\xFF\xFF", 4)));
   p.options.task = "regression";
@@ -653,7 +653,7 @@ TEST_CASE(
   CHECK(p.csv("a,b,kind\n,1,x\n1,,x\n2,red,y\n6,blue,y\n7,z,y\n").table->columns[0].fill == 4);
   p.options.table.categories.clear();
 
-  // The target is never filled; a column without any number is refused.
+  // The target is never filled. A column without any number is refused.
   CHECK_THAT(p.csv_problem("a,b,kind\n1,1,x\n2,2,\n"),
              ContainsSubstring("a.csv:3: column 3 (kind)") && ContainsSubstring("empty"));
   CHECK_THAT(p.csv_problem("a,b,kind\n,1,x\n,2,y\n"), ContainsSubstring("a.csv: column 1 (a)") &&

@@ -141,7 +141,7 @@ TEST_CASE("memory does not grow with the input", "[prepare][process_memory]") {
   CHECK(r.code == 0);
   rusage usage{};
   REQUIRE(getrusage(RUSAGE_CHILDREN, &usage) ==
-          0);  // the largest child so far; other tests with this tag start no large ones
+          0);  // the largest child process so far; no other test with this tag starts a large one
   CHECK(usage.ru_maxrss < 256 * 1024);
 }
 
@@ -181,7 +181,8 @@ TEST_CASE("a preparation that was killed at any moment can be repeated, also wit
       else
         CHECK_THAT(error, ContainsSubstring("no val.bin"));
       REQUIRE(prepare_in("lathe_faults", out, kill) == 128 + 9);  // killed a second time
-      // A command with larger shards, which have other names, leaves none of the previous files.
+      // Larger shards have other names. A command that writes them leaves none of the previous
+      // files.
       fs::copy(f / out, f / (out + "b"));
       CHECK(lathe_in(f, {"prepare", "text.txt", "--out", out + "b"}).code == 0);
       CHECK((names(f / (out + "b")) ==
@@ -247,7 +248,7 @@ TEST_CASE("an interrupted preparation of plain text continues, and gives the sam
       prepare(o);
       CHECK((contents("parts") == contents("whole")));
 
-      // If a bit of the written data has changed, all of it is written again.
+      // If a bit of the written data has changed, all data are written again.
       fs::remove_all(f / "parts");
       int64_t asked = 0;
       o.progress_seconds = 0;
@@ -303,7 +304,7 @@ TEST_CASE("a user's file in the folder of an interrupted preparation is not dele
     CHECK(slurp(f / "out/train.bin") == "mine");
   }
 
-  // Without the user's file, the same command finishes.
+  // After the user's file is removed, the same command succeeds.
   fs::rename(f / "out/train.bin", f / "mine.bin");
   CHECK(lathe_in(f, command).code == 0);
   CHECK(slurp(f / "out/train.bin") == theirs);

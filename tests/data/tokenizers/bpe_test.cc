@@ -28,8 +28,8 @@ std::vector<std::string> pieces_of(const std::string& pattern, const std::string
   return out;
 }
 
-/// Encodes in the simple way: merges the neighbors whose pair comes first in the list of merges,
-/// until no pair of neighbors is in the list.
+/// Encodes with a simple algorithm: merges the two neighbors whose pair comes first in the list of
+/// merges, until no pair of neighbors is in the list.
 std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& piece) {
   std::vector<int64_t> ids;
   for (const char c : piece) {
@@ -59,7 +59,7 @@ std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& pie
   }
 }
 
-/// Trains in the simple way, which counts all pairs again for each merge. Returns the merges.
+/// Trains with a simple algorithm, which counts all pairs again for each merge. Returns the merges.
 std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text,
                                                         const BPEDefinition& trained,
                                                         int64_t min_frequency) {
@@ -118,7 +118,8 @@ TEST_CASE("texts, also those that are not UTF-8, are split by GPT-2's pattern", 
   using Pieces = std::vector<std::string>;
   CHECK(pieces_of(gpt2_pattern, "I'm  here:  42 na\xC3\xAFve\n\n x") ==
         Pieces{"I", "'m", " ", " here", ":", " ", " 42", " na\xC3\xAFve", "\n\n", " x"});
-  // U+180E is not white space. U+1E5F1 is a number and U+31350 a letter since Unicode 15 and 16.
+  // U+180E is not white space. U+31350 is a letter since Unicode 15, and U+1E5F1 is a number since
+  // Unicode 16.
   CHECK(pieces_of(gpt2_pattern, "a\xE1\xA0\x8E b") == Pieces{"a", "\xE1\xA0\x8E", " b"});
   CHECK(pieces_of(gpt2_pattern, "1\xF0\x9E\x97\xB1 a\xF0\xB1\x8D\x90") ==
         Pieces{"1\xF0\x9E\x97\xB1", " a\xF0\xB1\x8D\x90"});
@@ -183,12 +184,12 @@ TEST_CASE("encoding agrees with a simple implementation, and decoding gives the 
       for (const int64_t id : plain_encode(d, piece)) expected.push_back(id);
     }
     std::vector<int32_t> ids;
-    encoder.encode(text, ids);  // this encoder has a cache of previous texts
+    encoder.encode(text, ids);  // the encoder caches the pieces of previous texts
     INFO(text);
     REQUIRE(std::vector<int64_t>(ids.begin(), ids.end()) == expected);
     REQUIRE(bpe.decode(expected) == text);
   }
-  const std::string run(100000, 'a');  // encoding a run takes n log n steps
+  const std::string run(100000, 'a');  // encoding n equal letters takes n log n steps
   std::vector<int32_t> ids;
   encoder.encode(run, ids);
   CHECK(bpe.decode({ids.begin(), ids.end()}) == run);
@@ -260,7 +261,7 @@ TEST_CASE("training agrees with a simple implementation on any number of threads
   CHECK_THAT(error_of([&] { trained_on(f, "ab", 256); }),
              ContainsSubstring("vocabulary of 256 ") && ContainsSubstring("257"));
 
-  // No merge creates the text of a special token, which would then have two ids.
+  // No merge creates the text of a special token, because this text would then have two ids.
   write_file(f / "text.txt", std::string(sample_text(2000) + " user user user users"));
   const BPEDefinition with = train_bpe(
       {.files = {f / "text.txt"}}, {.vocab_size = 400, .special = {"us", "user"}, .threads = 1});
@@ -332,13 +333,13 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
   const size_t last = d.tokens.size() - 1;
   begins["added_tokens"].push_back({{"id", last + 1}, {"content", "<tool>"}, {"special", false}});
   begins["added_tokens"].push_back(
-      {{"id", 259}, {"content", printed_token(d, 259)}});  // the vocabulary has it as well
+      {{"id", 259}, {"content", printed_token(d, 259)}});  // the vocabulary also has this token
   const BPEDefinition marked = bpe_from_json(begins, "t.json");
   CHECK(marked.begin == 0);
   CHECK_FALSE(marked.special[1].special);
   CHECK(bpe_from_json(bpe_to_json(marked), "t.json") == marked);
-  // Other programs also encode pairs of texts. Each text of a pair begins with that token, and the
-  // second text has type 1.
+  // Other programs also encode pairs of texts. Each text of a pair begins with the token from the
+  // beginning of a text, and the second text has type 1.
   const Json written = bpe_to_json(marked)["post_processor"];
   CHECK(written["type"] == "TemplateProcessing");
   CHECK(written["single"] ==
@@ -360,7 +361,7 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
       "begin with \"<s>\"");
   refused([](Json& j) { j["model"]["vocab"]["a"] = 2'000'000; }, "id 2000000");
 
-  Json pairs = json;  // merges as lists, as newer files have them
+  Json pairs = json;  // each merge is a list, as in newer files
   for (auto& merge : pairs["model"]["merges"]) {
     const auto text = merge.get<std::string>();
     merge = {text.substr(0, text.find(' ')), text.substr(text.find(' ') + 1)};

@@ -75,7 +75,7 @@ TEST_CASE("a chat has a space where SentencePiece's rule puts one after a specia
     for (int32_t& id : marked) id &= 0xFFFFFF;
     CHECK(marked == wanted);
 
-    // The prompt of an answer is the beginning of these tokens.
+    // The tokens of the prompt are the beginning of the conversation's tokens.
     const std::vector<int64_t> prompt = chat.encode_prompt({messages[0]});
     REQUIRE(prompt.size() < wanted.size());
     CHECK(std::equal(prompt.begin(), prompt.end(), wanted.begin()));
@@ -124,7 +124,7 @@ TEST_CASE("a split at a literal text is written as that text; syntax of other en
   CHECK(cursor.next() == "a.b");
   CHECK(cursor.next() == "aab");
 
-  // Runs of earlier versions store that text as a pattern.
+  // Runs of earlier versions store the literal text as a regular expression.
   split["pattern"] = {{"Regex", d.patterns.at(0)}};
   CHECK(bpe_from_json(json, "test") == d);
 
@@ -242,7 +242,7 @@ TEST_CASE("add_bos_token decides for Llama's classes whether a prompt begins wit
   CHECK(begin_with(1, config("LlamaTokenizer", false)) == -1);
   CHECK(begin_with(1, config("GemmaTokenizerFast", true)) == 1);
 
-  // Other classes follow the post-processor, as do folders without the key.
+  // With other classes, and in folders without the key, the post-processor decides.
   CHECK(begin_with(-1, config("PreTrainedTokenizerFast", true)) == -1);
   CHECK(begin_with(1, config("PreTrainedTokenizerFast", false)) == 1);
   CHECK(begin_with(1, {{"tokenizer_class", "LlamaTokenizer"}}) == 1);

@@ -44,7 +44,7 @@ std::string rows_text(const fs::path& folder, const char* split = "train") {
     const bool begins_row =
         std::find(begins.begin(), begins.end(), static_cast<int64_t>(i)) != begins.end();
 
-    // A learned part ends with its row.
+    // A learned part ends before a token that is not learned, and at the end of its row.
     if (learned && (!is_target || begins_row)) {
       text += "]";
       learned = false;
@@ -116,7 +116,7 @@ TEST_CASE("lines that are not preferences are refused with their number", "[pref
   const std::string good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
   const std::string hi = says("user", "Hi"), yes = says("assistant", "Yes");
 
-  // Each pair has a line, and words that only the error for that line contains.
+  // Each element has a line, and words that only the error for this line contains.
   const std::vector<std::pair<std::string, std::string>> faults{
       {"{\"prompt\": \"a\", \"chosen\": \"b\"}", "\"rejected\""},
       {"{\"chosen\": \"b\", \"rejected\": \"c\"}", "\"prompt\""},

@@ -123,7 +123,7 @@ TEST_CASE("an epoch has every window once, and epochs differ", "[shards_and_wind
   CHECK(order[0] != order[1]);
   CHECK(!std::is_sorted(order[0].begin(), order[0].end()));
 
-  // If there is barely enough text, there is one window, which stays within the text.
+  // A text of the minimum length has one window, which stays within the text.
   const WindowSampler tight(17, 16, 1);
   for (int64_t i = 0; i < 5; ++i) CHECK(tight.start_of(i) == 0);
   const WindowSampler snug(30, 16, 1);
@@ -189,7 +189,7 @@ TEST_CASE("evaluation scores every target once, including those of the short las
 TEST_CASE("a partial evaluation takes evenly spread windows, the same ones each time",
           "[shards_and_windows]") {
   const TempFolder f;
-  std::vector<uint16_t> ids(1605);  // 100 windows and 4 more targets
+  std::vector<uint16_t> ids(1605);  // 100 complete windows, and 4 more targets
   std::iota(ids.begin(), ids.end(), uint16_t{0});
   write_file(f / "val.bin", packed(ids));
   const TokenData tokens(f.path());
@@ -207,7 +207,8 @@ TEST_CASE("a partial evaluation takes evenly spread windows, the same ones each 
     return begins;
   };
 
-  // The sample has one window from each of 20 equal parts, at no fixed distance from each other.
+  // The sample has one window from each of 20 equal parts. The distances between these windows
+  // differ.
   const auto sample = windows_of(5);
   REQUIRE(sample.size() == 20);
   std::set<int64_t> places;
@@ -219,8 +220,8 @@ TEST_CASE("a partial evaluation takes evenly spread windows, the same ones each 
   CHECK(windows_of(5) == sample);
   CHECK(windows_of(25).size() == 100);  // all complete windows
 
-  // If `count` does not divide `size`, the parts differ in length, but each part still gets one
-  // index.
+  // spread_index() divides `size` indices into `count` parts. If `count` does not divide `size`,
+  // the parts differ in length, but each part still gets one index.
   for (const int64_t size : {7, 23, 100}) {
     for (int64_t count = 1; count <= size; ++count) {
       for (int64_t i = 0, last = -1; i < count; ++i) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/oracles/einops/cases.txt: random patterns, and the results of the package einops and
-of torch.einsum for them. Run it with a Python that has torch and einops, and pass the file's path.
+"""Writes tests/oracles/einops/cases.txt, which has random patterns, and for each pattern the result
+of the package einops or of torch.einsum. Run this script with a Python that has torch and einops,
+and pass the path of cases.txt.
 
 A line is: function|pattern|shapes of the operands|sizes by name|reduction|shape of the result|two sums of the result.
 The sums weight each element by its position, so that the same values in another order give other

@@ -52,7 +52,8 @@ def same(a, b):
 
 
 def to_halves(rows, heads):
-    """Reorders rows from llama.cpp's adjacent pairs of rotary channels to Lathe's halves."""
+    """Reorders rows from llama.cpp's order of rotary channels (adjacent pairs) to Lathe's order
+    (halves)."""
     return rows.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -139,7 +140,7 @@ def make_tokenizer(path):
 
 
 def make_sentencepiece(path):
-    """Writes a tokenizer like Llama 2's, trained on TEXT, with byte tokens for all other
+    """Writes a tokenizer like Llama 2's, which is trained on TEXT and has byte tokens for all other
     characters."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
 
@@ -168,7 +169,8 @@ def make_models():
     sizes = dict(vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
                  num_attention_heads=4, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5)
     torch.manual_seed(1)
-    # transformers 5 does not read the number of positions of a GPT-2 file and takes GPT-2's 1024.
+    # transformers 5 does not read the number of positions from a GPT-2 file. It assumes 1024, as in
+    # GPT-2.
     models = {"gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=1024, n_embd=64, n_layer=2, n_head=4)),
               "llama": LlamaForCausalLM(LlamaConfig(**sizes)), "qwen2": Qwen2ForCausalLM(Qwen2Config(**sizes))}
     with torch.no_grad():
@@ -227,8 +229,8 @@ def theirs(folder):
 
 
 def models(bench):
-    """Compares the model that transformers loads from a GGUF file with the one that Lathe imports
-    from it and exports again."""
+    """Compares two models: the one that transformers loads from a GGUF file, and the one that Lathe
+    imports from the same file and exports again."""
     import torch
     from transformers import AutoModelForCausalLM
 

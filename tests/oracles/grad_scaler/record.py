@@ -32,7 +32,7 @@ def main():
     recordings = [
         record(65536.0, 2.0, 0.5, 4, mixed),
         record(1024.0, 4.0, 0.25, 3, mixed[::-1]),
-        record(1000.0, 1.3, 0.7, 3, mixed),  # products with these factors are rounded
+        record(1000.0, 1.3, 0.7, 3, mixed),  # the scale times these factors is rounded
         record(2.0**125, 2.0, 0.5, 2, [2.0**-30] * 12),  # the scale does not overflow float32
         record(65536.0, 2.0, 0.5, 2000, [0.5] * 3 + [math.inf] * 10 + [0.5] * 3),
     ]

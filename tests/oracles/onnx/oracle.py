@@ -3,14 +3,14 @@
 
   tests/oracles/onnx/oracle.py LATHE LATHE_TESTS [NAME ...]
 
-- examples: models trained on arrays. Their results for raw inputs must be those of `lathe predict`.
+- examples: models trained on arrays. For raw inputs, the results must equal `lathe predict`'s.
 - tables: tables with text columns, empty cells, and an unknown category.
 - images: the pixels that `lathe prepare` reads, against Pillow's, and the predictions for them.
 - language: the logits of language models, against those of Lathe's library.
 
 onnx.checker must accept every file. Exits with 77 and prints the reason if a package is missing
-both in this interpreter and in the one that LATHE_ONNX_PYTHON names. Each part must also notice
-the results for other inputs.
+both in this interpreter and in the one that LATHE_ONNX_PYTHON names. Each part must also notice a
+difference when it compares the results for other inputs.
 """
 import json
 import os
@@ -74,7 +74,8 @@ class Bench:
 
 
 def apart(a, b, least=1e-2):
-    """Returns the largest difference relative to |b|, or to `least` where |b| is smaller."""
+    """Returns the largest difference relative to |b|, or relative to `least` where |b| is
+    smaller."""
     import numpy
 
     return float((numpy.abs(a - b) / numpy.maximum(numpy.abs(b), least)).max())
@@ -135,7 +136,7 @@ def examples(bench):
         one = session.run(None, {"input": given[5:6]})[-1]
         assert apart(one, mine[5:6]) < TOLERANCE, f"{name}: a batch of one"
 
-    # A table of pixels whose channels come last.
+    # The table has the pixels of images whose last dimension is the channels.
     pixels, data = bench.path("pixels.csv"), bench.path("data")
     flat = last.reshape(120, -1)
     numpy.savetxt(pixels, numpy.concatenate([flat, labels[:, None]], 1), fmt="%d", delimiter=",")

@@ -1,4 +1,4 @@
-// Maps calls of PyTorch's functions to calls of Lathe's.
+// Maps calls of PyTorch's functions to calls of Lathe's functions.
 #pragma once
 
 #include <functional>
@@ -19,16 +19,17 @@ struct Unsupported : std::runtime_error {
 };
 
 /// Reads the arguments of a recorded call. The JSON values given to the constructor must outlive
-/// this object. Each getter takes an argument's position and its keyword, and reads the keyword
-/// argument if the call has it. Position 99 is that of keyword-only arguments. all_used() reports
-/// arguments that no getter read.
+/// this object. Each getter takes an argument's position and its keyword. If the call has the
+/// keyword argument, the getter reads it; otherwise it reads the position. Keyword-only arguments
+/// have position 99. all_used() reports arguments that no getter read.
 class Call {
  public:
   using Load = std::function<at::Tensor(const std::string&)>;
   Call(const Json& args, const Json& kwargs, const Load& load);
 
   bool has(size_t place, const char* name) const;
-  /// Returns a tensor, or a number as a scalar tensor; undefined if the argument is None or absent.
+  /// Returns a tensor, or a number as a scalar tensor. The result is undefined if the argument is
+  /// None or absent.
   Variable v(size_t place, const char* name = "");
   at::Tensor t(size_t place, const char* name = "") { return v(place, name).data(); }
   std::vector<Variable> list(size_t place, const char* name = "");
@@ -36,7 +37,7 @@ class Call {
   int64_t whole(size_t place, const char* name, int64_t otherwise);
   bool flag(size_t place, const char* name, bool otherwise);
   std::string text(size_t place, const char* name, const char* otherwise);
-  /// Returns a list of integers; a single integer is a list of one.
+  /// Returns a list of integers. A single integer is returned as a list of one.
   std::vector<int64_t> wholes(size_t place, const char* name, std::vector<int64_t> otherwise = {});
   /// Returns whether the argument is a number, not a tensor or a list.
   bool is_number(size_t place, const char* name = "") const;
@@ -67,7 +68,7 @@ class Call {
 using Results = std::vector<Variable>;
 using Function = std::function<Results(Call&)>;
 using Functions = std::map<std::string, Function>;
-/// Return functions that call Lathe's ops, by PyTorch's names.
+/// Return functions that call Lathe's ops. The keys are PyTorch's names of the ops.
 Functions elementwise_functions();
 Functions reduction_functions();
 Functions shape_functions();
@@ -77,7 +78,8 @@ Functions layer_functions();
 /// none.
 std::vector<Variable> call_ours(const std::string& op, Call& call);
 
-/// Returns why Lathe differs from PyTorch by design in this case, or "" if it should not differ.
+/// Returns why Lathe's results differ by design from PyTorch's in this case, or "" if they must
+/// agree.
 std::string known_difference(const std::string& op, const Json& record, const std::string& problem);
 
 }  // namespace lathe::test

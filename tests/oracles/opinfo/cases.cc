@@ -27,7 +27,8 @@
 namespace lathe::test {
 namespace {
 
-/// PyTorch's results: one tensor for each output or leaf, undefined where PyTorch returned None.
+/// The results of PyTorch: one tensor for each output or leaf. A tensor is undefined if PyTorch
+/// returned None.
 using Tensors = std::vector<at::Tensor>;
 
 class Cases {
@@ -59,7 +60,7 @@ class Cases {
   std::ifstream lines_;
 };
 
-/// Returns how `ours_` differs from `wanted_`, or "" if it does not. NaN and infinities must be at
+/// Returns how `ours_` differs from `wanted_`, or "" if they agree. NaN and infinities must be at
 /// the same positions. Finite values may differ by at most `allowed`.
 std::string differs(const at::Tensor& ours_, const at::Tensor& wanted_, double allowed) {
   if (ours_.sizes() != wanted_.sizes())
@@ -83,11 +84,11 @@ double largest(const at::Tensor& t) {
                         : v.masked_fill(v.isfinite().logical_not(), 0).abs().max().item<double>();
 }
 
-/// Returns how a result differs from PyTorch's, or "" if that is allowed. In float64, where
-/// `exact` is undefined, only the order of summation may differ, and `float64` is the relative
-/// tolerance. In lower dtypes the result is compared with the exact one, and the tolerance is about
-/// 8 units of the dtype's precision plus twice PyTorch's error. A result within one unit of
-/// PyTorch's is also accepted.
+/// Returns how a result differs from PyTorch's result, or "" if the difference is allowed. In
+/// float64, `exact` is undefined, only the order of summation may differ, and `float64` is the
+/// relative tolerance. In lower dtypes the result is compared with the exact one, and the tolerance
+/// is about 8 units of the dtype's precision plus twice PyTorch's error. A result within one unit
+/// of PyTorch's result is also accepted.
 std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::Tensor& exact,
                     double float64) {
   if (!ours.defined() || !torch_.defined()) {  // an undefined tensor counts as zeros

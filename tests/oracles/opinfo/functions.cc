@@ -1,4 +1,4 @@
-// Maps PyTorch's elementwise functions and reductions to Lathe's.
+// Maps PyTorch's elementwise functions and reductions to Lathe's functions.
 #include "tests/oracles/opinfo/calls.h"
 
 #include "autograd/ops.h"
@@ -10,7 +10,7 @@
 namespace lathe::test {
 namespace {
 
-/// Converts a list of dims; an empty list means all dims.
+/// Converts a list of dims. An empty list means all dims.
 at::OptionalIntArrayRef dims(const std::vector<int64_t>& d) {
   return d.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(d);
 }

@@ -1,4 +1,4 @@
-// Maps PyTorch's functions for shapes and layers to Lathe's.
+// Maps PyTorch's functions for shapes and layers to Lathe's functions.
 #include "tests/oracles/opinfo/calls.h"
 
 #include "autograd/einops.h"

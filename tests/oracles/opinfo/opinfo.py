@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares ops with PyTorch's, for every op that both have, on the samples of PyTorch's tests
-(OpInfo). This is the third oracle of ops, after LibTorch and central differences.
+"""Compares Lathe's ops with PyTorch's on the samples of PyTorch's tests (OpInfo). Covers every op
+that both libraries have. This is the third oracle of ops, after LibTorch and central differences.
 
     opinfo.py LATHE_TESTS                 writes cases into a temporary folder and runs LATHE_TESTS "[opinfo]" on them
     opinfo.py LATHE_TESTS --write FOLDER  only writes the cases, into FOLDER
@@ -116,9 +116,10 @@ def tensors_in(v):
 
 def results(op, call, weights, with_second):
     """Returns the outputs of a call [args, kwargs], the cotangents, the gradients or None, and the
-    second gradients or None. The latter are a pair: the weights with which gradients are summed,
-    and the gradients of the sum. Takes cotangents and weights from `weights`, and appends random
-    ones to it."""
+    second gradients or None. The second gradients are a pair: the weights with which gradients are
+    summed, and the gradients of this sum. Takes the cotangents from the list `weights`, and appends
+    random cotangents if it is too short. Also appends the random weights of the second
+    gradients."""
     import torch
 
     args, kwargs = call
@@ -178,7 +179,8 @@ def cases(writer):
                 if taken == MOST_SAMPLES:
                     break
                 taken += 1
-                # Make leaves, because a tensor of a sample may be a view of another one.
+                # Make each tensor a leaf, because a tensor of a sample may be a view of another
+                # tensor.
                 call = mapped(call, lambda t: t.detach().clone().requires_grad_(t.requires_grad))
                 record = {"op": name, "dtype": str(dtype).removeprefix("torch."), "args": writer.value(call[0]),
                           "kwargs": {k: writer.value(v) for k, v in call[1].items()}}

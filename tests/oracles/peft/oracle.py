@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Compares `lathe import` and `lathe export --format peft` of adapters with the package peft, for
-LoRA and DoRA on small GPT-2 and Llama models with random weights. `lathe merge` must produce the
-weights of peft's merge_and_unload() to 1e-5.
+LoRA and DoRA on small GPT-2 and Llama models with random weights. The weights that `lathe merge`
+writes must agree with peft's merge_and_unload() to 1e-5.
 
   tests/oracles/peft/oracle.py LATHE
 
 Exits with 77 and prints the reason if torch, transformers, peft or safetensors is missing both in
-this interpreter and in the one that LATHE_HF_PYTHON names. The weights with another
-lora_alpha, and the weights of the base without adapters, must differ.
+this interpreter and in the one that LATHE_HF_PYTHON names. The weights merged with another
+lora_alpha, and the weights of the base model without adapters, must differ.
 """
 import json
 import subprocess

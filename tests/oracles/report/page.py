@@ -4,8 +4,8 @@ Chromium or libjs-dygraphs is missing.
 
 The page must draw its charts, log nothing to the console and send no request (its
 Content-Security-Policy forbids requests, so each would be a console error). --long: also open a run
-of 10^6 lines and print how long that takes. --keep: save screenshots and pages in DIR. An error in
-the script, and a request, must be noticed.
+of 10^6 lines and print how long that takes. --keep: save screenshots and pages in DIR. The test
+must notice an error in the page's script, and a request.
 """
 import argparse
 import json
@@ -97,8 +97,8 @@ with tempfile.TemporaryDirectory() as temporary:
     lathe("train", config, f"--train.out_dir={run}", "--optim.lr=2e-3")
     lathe("profile", run, "--steps", "1:3")
     lathe("report", run)
-    # 9 charts: loss, val_loss, lr, grad_norm, tokens/s, step_ms, memory twice, data wait; 4 of
-    # layers; MFU if there is a peak
+    # The page has 9 charts of the run (loss, val_loss, lr, grad_norm, tokens/s, step_ms, two of
+    # memory, data wait), 4 charts of layers, and one of MFU if the peak FLOP/s are known.
     has_mfu = '"mfu":null' not in (run / "metrics.jsonl").read_text()
     _, dom = check(run / "report.html", 13 + has_mfu, "one")
     for wanted in ["resumed from", "optim.lr: 0.001", "after step 30", "blocks.0.attn.qkv", "at its peak, by category", "<polyline"]:

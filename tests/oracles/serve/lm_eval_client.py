@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Evaluates `lathe serve` with the package lm_eval: lm_eval_client.py LATHE. `--model
-local-completions` answers 50 generated questions with three endings each. Its acc and acc_norm must
-be the accuracies of `lathe eval --choices`. Exits with 77 and prints the reason if lm_eval is
-missing both in this interpreter and in the one that LATHE_LM_EVAL_PYTHON names. Other
-questions must have another accuracy.
+"""Evaluates `lathe serve` with the package lm_eval: lm_eval_client.py LATHE. lm_eval answers 50
+generated questions with three endings each (`--model local-completions`). lm_eval's acc and
+acc_norm must equal the accuracies of `lathe eval --choices`. Other questions must have another
+accuracy. Exits with 77 and prints the reason if lm_eval is missing both in this interpreter and in
+the one that LATHE_LM_EVAL_PYTHON names.
 """
 import json
 import os
@@ -38,9 +38,10 @@ metadata:
 
 
 def write_questions(path, seed):
-    """Writes questions whose best ending by probability is rarely the best by probability per byte:
-    the short ending has only the number, which is hard to predict, and the correct word after it is
-    easy to predict. The text is ASCII, since lm_eval's acc_norm counts characters."""
+    """Writes questions whose ending with the highest probability rarely has the highest probability
+    per byte. The short ending has only a number, which is hard to predict. In a longer ending, the
+    correct word follows, which is easy to predict. The text is ASCII, since lm_eval's acc_norm
+    counts characters."""
     draw = random.Random(seed)
     lines = []
     for _ in range(50):

@@ -3,10 +3,10 @@
 [CLIENTS [FUZZED]]].
 
 For a fifth of the requests the client disconnects before the answer is complete. Each remaining
-request must get the same text as when it is sent alone. After status 429 it is sent again. The
-server must answer afterwards, and its memory must stay bounded. Then each of FUZZED damaged bodies
-must get a status of 4xx, or 200 if it is still valid. An expected text with an additional
-character must be noticed.
+request must get the same text as when it is sent alone. A request with status 429 is sent again.
+The server must answer afterwards, and its memory must stay bounded. Then each of FUZZED damaged
+bodies must get a status of 4xx, or 200 if the body is still valid. The check must notice an
+additional character in an expected text.
 """
 import http.client
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from served import Server, train
 
-# Requests of all kinds; each is sent many times.
+# There is a request of each kind. Each request is sent many times.
 KINDS = [("/v1/completions", {"prompt": f"Number {i % 6} is", "max_tokens": 4 + 3 * i, "seed": i, "temperature": i % 3 / 2,
                               "n": 1 + i % 2, "stop": ["naï"] if i % 4 == 0 else None}) for i in range(12)]
 KINDS += [("/v1/chat/completions", {"messages": [{"role": "user", "content": f"What is number {i}?"}], "seed": i,
@@ -31,8 +31,8 @@ def texts_of(answer):
 
 
 def stream(server, path, body, leave_after=None):
-    """Returns the texts of a stream, or None if it disconnects after `leave_after` bytes or gets
-    status 429."""
+    """Returns the texts of a stream. Returns None if the client disconnects after `leave_after`
+    bytes, or gets status 429."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
@@ -139,7 +139,7 @@ def main():
     requests, clients, fuzzed = [*map(int, sys.argv[2:]), *[200, 8, 800][len(sys.argv) - 2:]][:3]
     with tempfile.TemporaryDirectory() as folder:
         run = train(lathe, folder, steps=60)
-        # At most four requests may wait, so some get 429 and are sent again.
+        # The server lets at most four requests wait, so some get status 429 and are sent again.
         with Server(lathe, run, "--batch", 4, "--queue", 4, "--threads", 1) as server:
             wanted = [texts_of(server.post(path, body)[1]) for path, body in KINDS]
             warm = Load(server, wanted, min(requests, 100))

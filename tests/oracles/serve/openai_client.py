@@ -2,9 +2,9 @@
 """Calls `lathe serve` with the package openai: openai_client.py LATHE. Exits with 77 if the package
 is missing both in this interpreter and in the one that LATHE_OPENAI_PYTHON names.
 
-The package must be able to read completions, chats, streams, log probabilities and errors. Answers
-must be those of `lathe generate`, `lathe chat` and `lathe eval --choices`. Another
-seed must give another text, and a wrong key must be refused.
+The package must be able to read completions, chats, streams, log probabilities and errors. The
+answers must equal those of `lathe generate`, `lathe chat` and `lathe eval --choices`. Another seed
+must give another text. The server must refuse a wrong API key.
 """
 import json
 import math
@@ -71,8 +71,8 @@ def chats(client, lathe, run):
 
 
 def choices(client, lathe, run, folder):
-    """Scores questions with several endings as lm_eval's local-completions does: by the
-    log-probabilities of an echoed context and ending. The accuracies must be those of `lathe eval
+    """Scores questions with several endings by the log-probabilities of an echoed context and
+    ending, as lm_eval's local-completions does. The accuracies must equal those of `lathe eval
     --choices`."""
     lines, whole, by_byte = [], 0, 0
     for i in range(50):
@@ -86,7 +86,7 @@ def choices(client, lathe, run, folder):
             scored = client.completions.create(model="assistant", prompt=line["context"] + ending, max_tokens=1, echo=True,
                                                logprobs=1, temperature=0, seed=1234).choices[0].logprobs
             inside = [p for p, at in zip(scored.token_logprobs, scored.text_offset) if at >= len(line["context"])]
-            sums.append(sum(inside[:-1]))  # the last token is a new one
+            sums.append(sum(inside[:-1]))  # the last token is generated, not echoed
         whole += max(range(3), key=sums.__getitem__) == line["label"]
         by_byte += max(range(3), key=lambda j: sums[j] / len(line["endings"][j].encode())) == line["label"]
     done = json.loads(call(lathe, "eval", run, "--choices", questions).stdout.splitlines()[-1])

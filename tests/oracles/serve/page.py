@@ -25,8 +25,8 @@ from served import Server, train
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ATTACK = "<img src=x onerror=alert(1)><script>document.title='bad'</script>"
 
-# Acts as a user. While the image is pending, the page is not loaded, so Chromium does not exit
-# before the script has sent its results.
+# This script acts as a user. Until the server sends the image, the page counts as loading, so
+# Chromium does not exit before the script has sent its results.
 DRIVER = """<img src="/hold" alt="" hidden><script>
 const sleep = ms => new Promise(done => setTimeout(done, ms));
 const until = async ready => { for (let i = 0; i < 600 && !ready(); ++i) await sleep(50); };
@@ -63,8 +63,8 @@ const notes = () => [...document.querySelectorAll(".message small")].map(p => p.
 
 
 def proxy(server, change, seen):
-    """Starts and returns a proxy of `server`. It applies `change` to the page, forwards other
-    requests, and stores the driver's results in `seen`."""
+    """Starts and returns a proxy of `server`. The proxy applies `change` to the page, forwards
+    other requests, and stores the driver's results in `seen`."""
     is_seen = threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -153,7 +153,7 @@ def main():
             assert re.search(r"\d+ tokens in \d", seen["first_notes"][0]), seen
             assert seen["title"] == "assistant - Lathe" and seen["focus"] == "text" and seen["not_sent"] == [], seen
             assert seen["attack"] == ATTACK and seen["images"] == 0, seen
-            assert "left out" in seen["shorter"], seen  # three questions are too long for this context
+            assert "left out" in seen["shorter"], seen  # three questions exceed the context
             assert seen["stopped"] and seen["open"] and seen["left"] == 0, seen
             assert "max_tokens is 100000" in seen["error"] and seen["returned"] == "What is number 1?", seen
             # The browser itself logs a refused request as a console error.

@@ -60,7 +60,7 @@ def train(lathe, folder, steps=250):
 
 
 class Server:
-    """Runs `lathe serve` as a context manager. After SIGTERM it must exit with 0."""
+    """Runs `lathe serve` as a context manager. After SIGTERM, the server must exit with 0."""
 
     def __init__(self, lathe, run, *flags, key=None):
         environment = {**os.environ, **({"LATHE_API_KEY": key} if key else {})}

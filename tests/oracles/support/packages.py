@@ -1,6 +1,6 @@
 """Finds an interpreter that has the Python packages of a comparison, or exits as skipped. This file
-has its own folder because other folders in tests/oracles have the names of packages, which Python
-would import instead of the packages."""
+has its own folder. The other folders in tests/oracles have the names of Python packages, and Python
+would import these folders instead of the packages if they were next to this file."""
 import os
 import subprocess
 import sys
@@ -21,9 +21,9 @@ def _interpreter(packages, variable):
 
 
 def require(packages, variable="LATHE_HF_PYTHON"):
-    """Returns if this interpreter has the packages. Otherwise runs the script in the interpreter
-    that the environment variable names and exits with its code, or exits with 77 (skipped) if there
-    is none."""
+    """Does nothing if this interpreter has the packages. Otherwise runs the script in the
+    interpreter that the environment variable names, and exits with the script's exit code. Exits
+    with 77 (skipped) if there is no such interpreter."""
     python = _interpreter(packages, variable)
     if python is None:
         print(f"skipped: install {', '.join(packages)}, or set {variable} to a Python with them")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes a small model with random weights and a tokenizer of 420 tokens in the same files and keys
-as SmolLM2-135M-Instruct: smollm2.py FOLDER. Needs torch, transformers and tokenizers."""
+"""Writes a small model with random weights and a tokenizer of 420 tokens: smollm2.py FOLDER. The
+model has the same files and config keys as SmolLM2-135M-Instruct. Needs torch, transformers and
+tokenizers."""
 import json
 import sys
 from pathlib import Path
@@ -26,8 +27,8 @@ def write_json(path, value):
 
 
 def make_tokenizer(path, special, size=420):
-    """Trains a byte-level BPE that splits text as GPT-2 does, and at each digit. Returns
-    the size of the vocabulary."""
+    """Trains a byte-level BPE that splits text by GPT-2's rules and at each digit. Returns the size
+    of the vocabulary."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -45,8 +46,8 @@ def named_token(text):
 
 
 def make_weights(folder, vocabulary, ids, seed, context, dtype):
-    """Writes random weights of the magnitude of trained ones, and config.json. `ids`: the BOS, EOS
-    and padding tokens."""
+    """Writes config.json, and random weights that are about as large as trained weights. `ids`: the
+    BOS, EOS and padding tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

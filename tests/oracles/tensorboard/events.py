@@ -2,8 +2,8 @@
 """Reads a run's tensorboard/ with the package tensorboard: events.py LATHE. Exits with 77 if the
 package is not installed.
 
-The run is killed and resumed. The scalars must be those of metrics.jsonl, with each step once, and
-samples and histograms must exist. After one byte of the file is changed, TensorBoard must
+The run is killed and resumed. The scalars must equal the values in metrics.jsonl, with each step
+once. Samples and histograms must exist. After one byte of the file is changed, TensorBoard must
 read fewer steps.
 """
 import json
@@ -58,7 +58,7 @@ def load(folder):
 
 
 def scalars(accumulator, tag):
-    """Returns (step, value) pairs, whether TensorBoard stores them as scalars or as tensors."""
+    """Returns (step, value) pairs. TensorBoard may store them as scalars or as tensors."""
     if tag in accumulator.Tags()["scalars"]:
         return [(e.step, e.value) for e in accumulator.Scalars(tag)]
     return [(e.step, float(tensor_util.make_ndarray(e.tensor_proto))) for e in accumulator.Tensors(tag)]
@@ -108,7 +108,7 @@ with tempfile.TemporaryDirectory() as temporary:
             found = [(e.step, tensor_util.make_ndarray(e.tensor_proto)[:, 2].sum()) for e in accumulator.Tensors(tag)]
         assert found == [(s, size) for s in (10, 20, 30)], (tag, found)
 
-    # TensorBoard checks checksums, so it must notice a changed byte.
+    # TensorBoard verifies the file's checksums, so it must notice a changed byte.
     path = next((folder / "run/tensorboard").glob("*tfevents*"))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

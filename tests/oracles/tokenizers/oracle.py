@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares Lathe's BPE with the packages `tokenizers` (by Hugging Face) and `tiktoken`, on the same
-vocabularies.
+"""Compares Lathe's BPE with the packages `tokenizers` (by Hugging Face) and `tiktoken`, which use
+the same vocabularies.
 
   tests/oracles/tokenizers/oracle.py LATHE VOCABULARY [--strings 100000] [--train FILE ...]
 
@@ -31,7 +31,8 @@ def strings(count):
     spaces = " \t\n\r\v\f\u00a0\u1680\u180e\u2000\u2003\u2009\u200b\u2028\u2029\u202f\u205f\u3000\ufeff\u0085"
     words = "the of and to in I'm don't we'll they're you've he'd IT'S x1 42 1234567 3.14 naïve façade Straße ſs".split()
     code_points = [c for c in range(1, 0x110000) if not 0xD800 <= c <= 0xDFFF]
-    for begin in range(0, 0x110000, 128):  # every block: its characters in order, and each after an ASCII character
+    # Yield the characters of each block in order, and each after an ASCII character.
+    for begin in range(0, 0x110000, 128):
         block = [chr(c) for c in range(max(begin, 1), begin + 128) if not 0xD800 <= c <= 0xDFFF]
         if block:
             yield "".join(block)
@@ -60,7 +61,7 @@ def strings(count):
 
 
 def lathe_ids(lathe, tokenizer, texts):
-    """Returns the token ids of each text, as Lathe encodes it."""
+    """Returns Lathe's token ids of each text."""
     given = "\n".join(json.dumps(t) for t in texts) + "\n"
     done = subprocess.run([lathe, "tokenizer", "encode", "--tokenizer", tokenizer, "--json=true"], input=given,
                           capture_output=True, text=True)
@@ -117,8 +118,8 @@ def encoding(lathe, folder, count, work):
 
 
 def sentencepiece_forms(text):
-    """Yields names and tokenizers in SentencePiece's form, as in Llama 2, Mistral and Gemma, with
-    vocabularies trained on `text`."""
+    """Yields names and tokenizers in SentencePiece's form, like the tokenizers of Llama 2, Mistral
+    and Gemma, with vocabularies trained on `text`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     mark = "\u2581"
     prepend = normalizers.Sequence([normalizers.Prepend(mark), normalizers.Replace(" ", mark)])

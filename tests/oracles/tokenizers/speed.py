@@ -5,10 +5,10 @@ tiktoken, which run in turn.
   tests/oracles/tokenizers/speed.py LATHE VOCABULARY TEXT [--mb 30] [--rounds 3]
 
 VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. TEXT is repeated until it has about
---mb megabytes. Lathe's time is that of `lathe prepare --workers 1`, which also reads the text and
-writes shards, minus its time for a tenth of the text. The packages encode parts of a megabyte from
-memory. All three must produce the same number of tokens. Exits with 77 and prints the reason if a
-Python package or a file is missing.
+--mb megabytes. Lathe's time is the time of `lathe prepare --workers 1`, which also reads the text
+and writes shards, minus the time of the same command for a tenth of the text. The packages encode
+parts of a megabyte from memory. All three must produce the same number of tokens. Exits with 77 and
+prints the reason if a Python package or a file is missing.
 """
 import argparse
 import json
@@ -69,7 +69,8 @@ def main():
     ranks = {bytes(of[c] for c in token): i for token, i in vocab.items() if token != "<|endoftext|>"}
     fast = tiktoken.Encoding("gpt2", pat_str=GPT2, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256})
     theirs = hugging_face(vocab, merges, GPT2)
-    # Split after a line break without white space around it: GPT-2's pattern ends a piece there.
+    # Split after a line break without other white space around it, because GPT-2's pattern ends a
+    # piece there.
     parts, begin = [], 0
     while begin < len(text):
         end = begin + 1_000_000

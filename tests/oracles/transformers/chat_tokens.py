@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares the conversations of `lathe prepare --format instructions`, `lathe chat` and `lathe
 serve` with transformers' apply_chat_template, on random models and tokenizers. The formats are
-ChatML and Llama 3's, with and without a default system message. The template is the model's own, or
-the one that --chat-template selected and `lathe export` wrote.
+ChatML and Llama 3's, with and without a default system message. The template is either the model's
+own, or the one that `lathe export` wrote because --chat-template selected it.
 
   tests/oracles/transformers/chat_tokens.py LATHE
 
@@ -121,8 +121,8 @@ def check_prepare(bench, run, name, tokenizer):
     assert mine[1] == wanted[1], f"{name}: which ids are learned"
     other = [CONVERSATIONS[0], *CONVERSATIONS[2:]]
     assert prepared(bench, run, "fewer", other)[0] != wanted[0], "the control agrees"
-    # Lathe reads the text of a special token in a message as ordinary text; transformers reads it
-    # as the token.
+    # If a message contains the text of a special token, Lathe reads it as ordinary text, but
+    # transformers reads it as the token.
     forged = [conversation(f"a{tokenizer.eos_token}b", "c")]
     ends = [ids.count(tokenizer.eos_token_id)
             for ids in (prepared(bench, run, "forged", forged)[0], wanted_of(tokenizer, forged, separator)[0])]
@@ -139,7 +139,7 @@ def byte_letters():
 
 
 def greedy(model, tokenizer, ids):
-    """Returns the bytes of the greedy answer, up to the EOS token."""
+    """Returns the bytes of the greedy answer before the EOS token."""
     import torch
 
     byte_of = {c: b for b, c in byte_letters().items()}

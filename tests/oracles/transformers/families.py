@@ -1,6 +1,7 @@
-"""Compares families related to Llama with transformers: random models that are imported and
-exported again, and models that Lathe trained and exported. Logits must agree to 1e-5 of the largest
-logit, and greedy tokens exactly, for sequences that are much longer than the sliding windows.
+"""Compares model families related to Llama with transformers. Random models are imported and
+exported again, and other models are trained and exported by Lathe. Logits must agree to 1e-5 of the
+largest logit, and greedy tokens exactly, for sequences that are much longer than the sliding
+windows.
 """
 import json
 
@@ -9,7 +10,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def models():
-    """Returns name, transformers' config and model class, and config keys of each model."""
+    """Returns for each model its name, transformers' config and model class, and Lathe's config
+    keys."""
     import transformers as t
 
     gemma = dict(head_dim=8, query_pre_attn_scalar=12, sliding_window=6)
@@ -42,8 +44,8 @@ def models():
     ]
 
 
-# Other values of keys in config.json that a family adds to Llama's keys. Logits or greedy
-# tokens must then differ.
+# These are wrong values of the keys in config.json that a family adds to Llama's keys. With each of
+# them, logits or greedy tokens must differ.
 CONTROLS = {
     "mistral-window": {"sliding_window": 7},
     "qwen2-window": {"max_window_layers": 0, "layer_types": ["sliding_attention"] * 4},

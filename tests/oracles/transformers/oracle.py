@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Compares models before and after `lathe import` and `lathe export` with transformers: logits in
-float32 to 1e-4 and greedy generation token for token, on small models with random weights.
+"""Compares models before and after `lathe import` and `lathe export` with transformers. The models
+are small and have random weights. Logits in float32 must agree to 1e-4, and greedily generated
+tokens exactly.
 
   tests/oracles/transformers/oracle.py LATHE LATHE_TESTS [NAME ...]
 
 If the package gguf is installed, GGUF files are checked too. Exits with 77 and prints the reason if
 torch, transformers, tokenizers or safetensors is missing both in this interpreter and in the one
-that LATHE_HF_PYTHON names. Wrong weights or keys, such as a missing transpose, must be
-noticed.
+that LATHE_HF_PYTHON names. The test must notice wrong weights and keys, such as weights that were
+not transposed.
 """
 import json
 import os
@@ -22,7 +23,7 @@ from families import families
 from scores import scores
 
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors"]
-TOLERANCE = 1e-4  # for logits of a few units, whose sums are computed in another order
+TOLERANCE = 1e-4  # logits have magnitude 1 to 10, and their sums are in another order
 VOCABULARY, CONTEXT = 300, 48
 TEXT = "the lathe turns wood and the tool cuts what turns slowly under it. I'm 42, naïve 😀\n" * 40
 
@@ -93,8 +94,8 @@ def make_sentencepiece(path):
 
 
 def randomise(model, seed=1):
-    """Draws every weight at random: with initial zeros and ones, a missing bias or norm would go
-    unnoticed."""
+    """Draws every weight at random, because a missing bias or norm would go unnoticed if biases
+    were zero and norms one."""
     import torch
 
     torch.manual_seed(seed)
@@ -113,7 +114,7 @@ def theirs(folder, ids, greedy):
     with torch.no_grad():
         logits = model(ids).logits
         row = ids[:1]
-        for _ in range(greedy):  # without a cache: the complete window for each token
+        for _ in range(greedy):  # without a cache, each token needs the complete window
             row = torch.cat([row, model(row[:, -CONTEXT:]).logits[:, -1].argmax(-1, keepdim=True)], 1)
     return logits, row[0, ids.shape[1]:].tolist()
 
@@ -166,7 +167,8 @@ def texts(bench, name, folder, run):
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    # Not AutoTokenizer: in version 5 it replaces tokenizer.json's splitting of text by Qwen 2's.
+    # Don't use AutoTokenizer. In version 5 it splits text by Qwen 2's rules instead of those in
+    # tokenizer.json.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompt = "the tool cuts 42 naïve"
@@ -218,7 +220,8 @@ def gpt2(bench):
     refused.save_pretrained(bare)
     assert "n_inner" in bench.call("import", bare, "--out", bench.path("x"), fails=True).stderr
 
-    # A square matrix that was not transposed, and one changed row of an embedding, must be noticed.
+    # The test must notice a square matrix that was not transposed, and one changed row of an
+    # embedding.
     from safetensors.torch import load_file, save_file
     for what in ("transpose", "row"):
         wrong = bench.path("gpt2-wrong-" + what)
@@ -231,7 +234,7 @@ def gpt2(bench):
         save_file(tensors, wrong / "model.safetensors", metadata={"format": "pt"})
         compare(bench, "gpt2, control with a wrong " + what, wrong, run, some_ids(), must_differ=True)
 
-    # A model without biases, which Lathe trained.
+    # This model was trained by Lathe and has no biases.
     text, data, config, run = bench.path("text.txt"), bench.path("data"), bench.path("tiny.toml"), bench.path("trained")
     text.write_text(TEXT * 4)
     bench.call("prepare", text, "--out", data, "--tokenizer", bench.tokenizer)
@@ -274,7 +277,7 @@ def llama(bench):
     there_and_back(bench, "qwen3", model(config=Qwen3Config, kind=Qwen3ForCausalLM))
     there_and_back(bench, "mistral", model(config=MistralConfig, kind=MistralForCausalLM, sliding_window=None))
 
-    # The keys as transformers wrote them before version 5.
+    # These keys have the form that transformers wrote before version 5.
     config = json.loads((scaled / "config.json").read_text())
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
@@ -297,7 +300,8 @@ def llama(bench):
     refused("llama-mlp-biased", "mlp_bias", model(mlp_bias=True))
     refused("llama-gelu", "hidden_act", model(hidden_act="gelu"))
 
-    # Rotary channels in adjacent pairs instead of halves, and another rope_theta, must be noticed.
+    # The test must notice rotary channels in adjacent pairs instead of halves, and another
+    # rope_theta.
     from safetensors.torch import load_file, save_file
     for what in ("order of rotary channels", "base"):
         wrong = bench.path("llama-wrong")
@@ -315,8 +319,8 @@ def llama(bench):
 
 
 def to_interleaved(t, heads):
-    """Reorders the rotary channels of each head as llama.cpp does: (a0 a1 .. b0 b1 ..) -> (a0 b0 a1
-    b1 ..)."""
+    """Reorders the rotary channels of each head to llama.cpp's order: (a0 a1 .. b0 b1 ..) -> (a0 b0
+    a1 b1 ..)."""
     return t.reshape(heads, 2, t.shape[0] // heads // 2, *t.shape[1:]).swapaxes(1, 2).reshape(t.shape)
 
 
@@ -422,8 +426,8 @@ def gguf_file(bench, name, folder, run):
 
 
 def source(bench):
-    """Checks train.init_from: a run that starts from the weights of a folder must begin with their
-    loss, and must resume after the folder is gone."""
+    """Checks train.init_from. A run that starts from a folder's weights must begin with the loss of
+    these weights, and must resume after the folder is deleted."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     folder, data, text = bench.path("source"), bench.path("source-data"), bench.path("source.txt")

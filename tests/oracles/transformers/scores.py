@@ -1,10 +1,10 @@
-"""Compares `lathe eval` on texts and on multiple-choice questions with sums of transformers'
-log-probabilities."""
+"""Compares the results of `lathe eval` on texts and multiple-choice questions with sums of
+transformers' log-probabilities."""
 import json
 import math
 import random
 
-TOKENS = 48  # per window
+TOKENS = 48  # tokens per window
 WORDS = "the lathe turns wood and tool cuts what slowly under it naïve 42 round deep".split()
 
 
@@ -31,7 +31,8 @@ def loss_of_text(model, tokenizer, text, stride):
 
 
 def best_endings(model, tokenizer, question):
-    """Returns the index of the likeliest ending, by total and by per-byte log-probability."""
+    """Returns the indices of two endings: the likeliest by total log-probability, and the likeliest
+    by log-probability per byte."""
     def score(ending):
         apart = question["context"].endswith(" ") or ending.startswith(" ")
         behind = tokenizer.encode(ending if apart else " " + ending, add_special_tokens=False).ids

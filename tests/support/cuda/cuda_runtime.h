@@ -1,5 +1,5 @@
-// A stand-in for CUDA's header of this name, so that tests run .cu files without a GPU: they are
-// compiled as C++, the blocks of a launch run one after another, and the threads of a block are
+// A stand-in for CUDA's header of this name, so that tests run .cu files without a GPU. The files
+// are compiled as C++. The blocks of a launch run one after another, and the threads of a block are
 // fibers that take turns at barriers.
 #pragma once
 
@@ -31,8 +31,8 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 /// Waits for the other threads of the block.
 void __syncthreads(std::source_location where = std::source_location::current());
 
-/// Returns x of the thread with index threadIdx.x ^ lane. Unlike on a GPU, all threads of the block
-/// must call this function, not only the threads of a warp.
+/// Returns the `x` that the thread with index threadIdx.x ^ lane passes. Unlike on a GPU, all
+/// threads of the block must call this function, not only the threads of a warp.
 inline float __shfl_xor_sync(unsigned, float x, unsigned lane,
                              std::source_location where = std::source_location::current()) {
   static float from[1024];
@@ -63,9 +63,9 @@ inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 namespace lathe {
 namespace stand_in {
 
-/// The order in which blocks run, and in which threads of a block run up to the next barrier. If a
-/// kernel lacks a barrier, at least one of these orders gives a wrong result. For example, with
-/// `forward` a thread may read a value that a later thread has not written yet.
+/// The order in which blocks run. The threads of a block also run in this order up to the next
+/// barrier. If a kernel lacks a barrier, at least one of these orders gives a wrong result. For
+/// example, with `forward` a thread may read a value that a later thread has not written yet.
 enum class Order { forward, backward, shuffled };
 extern Order order;
 /// The largest number of blocks that a launch runs. A kernel with a grid-stride loop must be

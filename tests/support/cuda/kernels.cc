@@ -1,4 +1,4 @@
-// Compiles the library's .cu files as C++, with the stand-ins in this folder for CUDA's headers.
+// Compiles the library's .cu files as C++. The headers in this folder replace CUDA's headers.
 #include "core/kernels/activation.cu"
 #include "core/kernels/dropout.cu"
 #include "core/kernels/e4m3.cu"

@@ -80,7 +80,7 @@ void run_block(size_t threads) {
         std::count_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return f.done; });
     if (done == static_cast<int64_t>(threads)) return;
 
-    // At least one thread waits, so all threads must wait at the same barrier.
+    // If at least one thread waits, all threads must wait at the same barrier.
     const Fiber& waiting =
         *std::find_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return !f.done; });
     const auto here = std::count_if(fibers.begin(), fibers.end(), [&](const Fiber& f) {
@@ -107,7 +107,7 @@ void run(int64_t blocks, int threads, const std::function<void()>& thread) {
   blockDim = {static_cast<unsigned>(threads)};
   for (const unsigned b : sequence(static_cast<size_t>(blocks))) {
     blockIdx = {b};
-    // A float with all bits set is NaN, so a read of unwritten shared memory shows in the result.
+    // A float with all bits set is NaN, so a kernel that reads unwritten shared memory gives a NaN.
     std::memset(__start_cuda_shared, 0xff,
                 static_cast<size_t>(__stop_cuda_shared - __start_cuda_shared));
     run_block(static_cast<size_t>(threads));

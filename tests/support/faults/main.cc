@@ -1,5 +1,6 @@
-// The program lathe_faults: `lathe` with faults, which environment variables request. The kill
-// trials use it. `lathe_faults --serve FD` runs many commands (tests/support/faults/serve.h).
+// The program lathe_faults: `lathe` with faults, which environment variables request. Tests
+// that kill processes use it. `lathe_faults --serve FD` runs many commands
+// (tests/support/faults/serve.h).
 //   LATHE_TEST_KILL="POINT N"   SIGKILL when the process reaches the fault point for the N-th time
 //   LATHE_TEST_STOP="POINT N"   SIGTERM when the process reaches the fault point for the N-th time
 //   LATHE_TEST_FAIL="CALL ERRNO N S"
@@ -52,15 +53,15 @@ thread_local bool saves = false;  // a save has begun or a folder was claimed on
 std::string slow_point;
 int slow_ms = 0;
 
-/// Returns whether this call in a save must fail, and sets errno if so.
+/// Returns whether this call in a save must fail. If so, sets errno.
 bool fails(const char* call) {
   if (!saves || failing.saves_left != 0 || failing.call != call || --failing.left > 0) return false;
   errno = failing.number;
   return true;
 }
 
-/// Returns whether this call on a scratch file must fail, and sets errno if so. Calls are counted
-/// from the start of the process.
+/// Returns whether this call on a scratch file must fail. If so, sets errno. Calls are counted from
+/// the start of the process.
 bool fails_on_scratch(const char* call) {
   if (failing.call != call || --failing.left > 0) return false;
   errno = failing.number;
@@ -112,7 +113,8 @@ void read_failing(const std::string& text) {
 }
 
 /// Limits the threads of this process. RLIMIT_NPROC counts all threads of a user and does not apply
-/// to root, so root becomes a user without other processes but keeps its access to all files.
+/// to root. Therefore, a process of root becomes a user without other processes, but keeps its
+/// access to all files.
 void limit_threads(rlim_t most) {
   if (getuid() == 0) {
     constexpr unsigned system_admin = 21, system_resource = 24;  // linux/capability.h
@@ -133,7 +135,7 @@ void limit_threads(rlim_t most) {
   if (setrlimit(RLIMIT_NPROC, &limit) != 0) std::_Exit(77);
 }
 
-/// Leaves the process one free block of the heap with `n` bytes, and no way to get more memory.
+/// Leaves the process one free heap block of `n` bytes, and no way to get more memory.
 void limit_heap(size_t n) {
   const rlimit limit{0, 0};
   void* volatile free_block = std::malloc(n);
@@ -168,8 +170,8 @@ void limit_resource(const std::string& text) {
 
 }  // namespace
 
-// Replaces the library's function by symbol interposition, so that the library needs no option for
-// this fault.
+// Replaces the library's function of this name by symbol interposition, so that the library needs
+// no option for this fault.
 lathe::StepRandom lathe::random_of(const RunConfig& config, int64_t step, int64_t micro_batch) {
   using Function = StepRandom (*)(const RunConfig&, int64_t, int64_t);
   static const auto original =

@@ -1,5 +1,5 @@
-// Runs many lathe commands from one process. Loading LibTorch takes a fifth of a second, which
-// would be most of the time of tests that run hundreds of commands.
+// Runs many lathe commands from one process. Loading LibTorch takes a fifth of a second. In tests
+// that run hundreds of commands, this would be most of the time.
 #pragma once
 
 namespace lathe::test {

@@ -34,7 +34,7 @@ TEST_CASE("--fit combines the changes that cost the least time", "[fit]") {
       again{"memory.recompute", "blocks"}, small{"optim.kind", "adamw8bit"};
 
   // At this limit, recomputation and 8-bit states together are enough, but neither change is enough
-  // by itself. Low precision without master weights is also enough, and takes less time than
+  // by itself. Low precision without master weights is also enough. It takes less time than
   // recomputation.
   const int64_t limit = needs({again, small});
   CAPTURE(limit, needs({}), needs({low}), needs({again}), needs({small}));
@@ -56,7 +56,8 @@ TEST_CASE("--fit proposes each of its settings for some limit, and what it propo
   make_tiny_run(f.path());
   const std::string path = (f / "tiny.toml").string();
   std::set<std::string> proposed;
-  // Parameters take most of the memory of the first model, and activations that of the second.
+  // Parameters take most memory in the first model. Activations take most memory in the second
+  // model.
   for (const auto& [embd, length] : {std::pair("128", "16"), {"32", "1024"}}) {
     const Overrides given{
         {"data.dir", (f / "data").string()}, {"model.n_layer", "8"},    {"model.n_embd", embd},

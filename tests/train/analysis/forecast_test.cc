@@ -112,11 +112,11 @@ TEST_CASE("a dry run has the peak memory of the run", "[forecast]") {
     const auto real = static_cast<double>(measured_peak(loaded));
     const auto dry = static_cast<double>(dry_step(loaded).peaks.total_peak);
 
-    // ATen's kernels allocate temporaries that a dry run does not see: up to 5.2% here, depending
-    // on the processor.
+    // ATen's kernels allocate temporaries that a dry run does not count. They take up to 5.2% here,
+    // depending on the processor.
     const bool atens = name.find("aten") != std::string::npos ||
                        (name.find("fp16") != std::string::npos && !gemm_ready(Element::f16));
-    // Muon's threads need not process their largest matrices at the same time.
+    // Muon's threads do not always process their largest matrices at the same time.
     const bool muons = name.find("muon") != std::string::npos;
     const double allowed = atens ? 0.08 : muons ? 0.05 : 0.01;
     CHECK(std::abs(dry / real - 1) < allowed);
@@ -144,8 +144,8 @@ TEST_CASE("a dry run of convolutions has their peak memory, with oneDNN's copies
                                                    {"memory.recompute", recompute}});
       const auto real = static_cast<double>(measured_peak(loaded));
       const auto dry = static_cast<double>(dry_step(loaded).peaks.total_peak);
-      // If the forecast left out the copies, it would be 14% to 17% lower. The copies depend on the
-      // processor.
+      // Without the copies, the forecast would be 14% to 17% lower. The size of the copies depends
+      // on the processor.
       CHECK(dry == Approx(real).epsilon(0.06));
     }
   }
@@ -197,7 +197,8 @@ TEST_CASE("a model that is too large for this machine is planned in little memor
   const int64_t before = memory_stats().reserved, resident = peak_rss_bytes();
   const DryStep d = dry_step(loaded);
   CHECK(d.parameters > 6'500'000'000);
-  // Parameters, gradients and two states have 16 bytes per parameter. Activations add to them.
+  // Parameters, gradients and two state tensors take 16 bytes per parameter. Activations take
+  // additional memory.
   CHECK(d.peaks.total_peak > 16 * d.parameters);
   CHECK(d.made.used[static_cast<size_t>(Memory::parameters)] == 4 * d.parameters);
   CHECK(d.checkpoint_bytes == 12 * d.parameters);
@@ -249,7 +250,8 @@ TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
     CHECK(times.optimizer == Approx(1.0));  // one update a step
   }
 
-  // A plan also has the FLOPs of a step, and the time that a GPU needs for them by its data sheet.
+  // A plan also shows the FLOPs of a step, and the time that a GPU needs for these FLOPs by its
+  // data sheet.
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const std::vector<std::string> keys{"--train.grad_accum=8", "--train.batch_size=64",
@@ -310,13 +312,14 @@ TEST_CASE("a plan counts the checkpoints that the run's folder has when the run 
         {"train.steps", steps}, {"checkpoint.interval", interval}, {"checkpoint.keep", keep}};
   };
 
-  CHECK(counts(keys("9", "3", "50")) == Counts(3, 3));  // the last step is due twice and saved once
+  // Step 9 is due as a multiple of 3 and as the last step, and is saved once.
+  CHECK(counts(keys("9", "3", "50")) == Counts(3, 3));
   CHECK(counts(keys("10", "3", "50")) == Counts(4, 4));
   CHECK(counts(keys("9", "3", "2")) == Counts(2, 2));
   CHECK(counts(keys("2", "3", "2")) == Counts(1, 1));
   CHECK(counts(keys("3", "0", "2")) == Counts(1, 1));
 
-  // Every fourth step is kept in addition to the newest.
+  // The checkpoints of steps 4, 8 and 12 are kept. Step 12 is also the newest.
   Overrides every = keys("12", "2", "1");
   every.emplace_back("checkpoint.keep_every", "4");
   CHECK(counts(every) == Counts(3, 3));
@@ -346,8 +349,8 @@ TEST_CASE(
                    "--model.n_layer=2"}),
              ContainsSubstring("smaller version"));
 
-  // Newton-Schulz counts toward the cost that must be small, so a smaller version is measured even
-  // for this width.
+  // The cost of the measured model must be small. Newton-Schulz counts toward this cost, so even
+  // for this width a smaller version is measured.
   CHECK_THAT(
       plan({"--optim.kind=muon", "--model.n_layer=4", "--model.n_head=16", "--model.n_embd=1024",
             "--model.block_size=64", "--model.vocab_size=4096", "--train.batch_size=1"}),
@@ -356,7 +359,7 @@ TEST_CASE(
 
 TEST_CASE("the matrix products of an update are counted", "[forecast]") {
   const TempFolder f(fast_folder());
-  // Each of 2 layers has matrices [192, 64], [64, 64], [256, 64] and [64, 256]. Muon has 5
+  // Each of the 2 layers has matrices [192, 64], [64, 64], [256, 64] and [64, 256]. Muon makes 5
   // iterations.
   const auto load = [&](const std::string& kind) {
     write_file(f / "muon.toml",

@@ -18,8 +18,8 @@ using lathe::test::train_on;
 using lathe::test::with_keys;
 using Words = std::vector<std::string>;
 
-/// The memory beside tensors that the tests in this process assume: the real one differs by some MB
-/// from forecast to forecast.
+/// The memory besides tensors that the tests in this process assume. The actual value varies by
+/// some MB between forecasts.
 constexpr int64_t program_bytes = 100'000'000;
 
 /// Plans and trains a model of eight blocks, each with about 10 MB of activations.
@@ -41,7 +41,8 @@ class BudgetedRuns {
     }
     return load_config((folder_ / "kind.toml").string(), keys);
   }
-  /// Returns the resident bytes that a run in this process would take.
+  /// Returns the resident bytes that a run with this value of memory.recompute would take in this
+  /// process.
   int64_t needed(const std::string& policy) const {
     return dry_step(load({"--memory.recompute=" + policy})).resident() + program_bytes;
   }
@@ -67,7 +68,7 @@ TEST_CASE("memory.budget recomputes as few blocks as the budget requires",
   const int64_t all = runs.needed("none"), least = runs.needed("blocks");
   CHECK(all - least > 20e6);
 
-  // For a budget in the middle, recomputing parts of all blocks is fastest.
+  // For a medium budget, recomputing parts of all blocks is fastest.
   const int64_t middle = (all + least) / 2;
   const BudgetedConfig half = apply_memory_budget(
       runs.load({"--memory.budget=" + std::to_string(middle)}), 1, program_bytes);
@@ -75,7 +76,8 @@ TEST_CASE("memory.budget recomputes as few blocks as the budget requires",
   CHECK(half.loaded.config.memory.recompute == "selective");
   CHECK(runs.needed("selective") <= middle);
 
-  // For a larger budget, some blocks are recomputed, and recomputing one block fewer would not fit.
+  // For a larger budget, only some blocks are recomputed. With one recomputed block fewer, the run
+  // would not fit.
   const int64_t budget = all - (all - least) / 4;
   const BudgetedConfig some = apply_memory_budget(
       runs.load({"--memory.budget=" + std::to_string(budget)}), 1, program_bytes);
@@ -95,7 +97,8 @@ TEST_CASE("a memory budget changes no bits of a run, and the run resumes", "[mem
   REQUIRE(runs.train("all", {}).code == 0);
 
   const auto key = [](int mb) { return Words{"--memory.budget=" + std::to_string(mb) + "MB"}; };
-  // Returns the memory.recompute that a budget leads to, or "" if the budget is not enough.
+  // Returns the value of memory.recompute that Lathe chooses for a budget, or "" if the budget is
+  // not enough.
   const auto choice = [&](int mb) {
     const std::string name = "probe-" + std::to_string(mb);
     if (runs.train(name, key(mb)).code != 0) return std::string();
@@ -104,9 +107,9 @@ TEST_CASE("a memory budget changes no bits of a run, and the run resumes", "[mem
     return text.substr(at, text.find('#', at) - at);
   };
 
-  // Find the widest range of budgets for which the choice is the same and recomputes something, and
-  // take its middle. The memory that a process needs besides tensors varies by some MB, which must
-  // not change the choice.
+  // Find the widest range of budgets with the same choice, other than no recomputation, and take
+  // its middle. The memory that a process needs besides tensors varies by some MB. This variation
+  // must not change the choice.
   int begin = 90, widest = 0, middle = 0;
   std::string before;
   for (int mb = begin; mb < 200; mb += 2) {
@@ -126,7 +129,7 @@ TEST_CASE("a memory budget changes no bits of a run, and the run resumes", "[mem
   CHECK((lathe::test::results_of(runs.folder() / "runs/some", "step-00000002") ==
          lathe::test::results_of(runs.folder() / "runs/all", "step-00000002")));
 
-  // The same command resumes the run with nothing left to do and no key changed.
+  // The same command resumes the run. Nothing is left to do, and no key has changed.
   const Finished again = runs.train("some", {budget});
   INFO(again.out);
   CHECK(again.code == 0);
@@ -169,7 +172,7 @@ TEST_CASE("a budget that is too small, or not an amount, is refused before anyth
 TEST_CASE("plan --chart measures the program once, and plan --ranks applies a budget",
           "[memory_budget]") {
   const BudgetedRuns runs;
-  // Plan in a separate process, since the memory of the process itself counts.
+  // Run each plan in a separate process, because the memory of the process counts.
   const auto plan = [&](const Words& more) {
     return lathe::test::run({.binary = "lathe",
                              .args = runs.plan(more),
@@ -205,8 +208,9 @@ TEST_CASE("several processes choose the same recomputation for a budget, and kee
   };
   REQUIRE(train(1, "alone", {}).code == 0);
 
-  // Try budgets until one is enough. The smallest sufficient budget recomputes blocks. It is not
-  // computed here, since processes differ a little in the memory that they need besides tensors.
+  // Try ascending budgets until one is enough. This budget is so small that blocks are recomputed.
+  // It is not computed here, since processes differ a little in the memory that they need besides
+  // tensors.
   int budget = 100;
   Finished done = train(2, "ranks", {"--memory.budget=100MB"});
   CHECK(done.code == 9);

@@ -51,7 +51,7 @@ TEST_CASE("an op's bytes, FLOPs and memory are those of its tensors", "[op_list]
   };
   check(0, "linear", 4 * (60 + 40 + 4), 4 * 24, true, false);
   check(1, "reshape", 0, 0, false, false);
-  check(2, "mul", 4 * 24, 4 * 24, true, true);  // reads one tensor twice
+  check(2, "mul", 4 * 24, 4 * 24, true, true);  // this op reads one tensor twice
   check(3, "tanh", 4 * 24, 4 * 24, true, true);
   check(4, "tanh", 4 * (24 + 24), 4 * 24, true, true);
   check(5, "mul", 4 * (24 + 24), 4 * (24 + 24), true, true);

@@ -70,14 +70,14 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
   for (const double t : p.step_seconds) steps += t;
 
   CHECK(loops > 100);
-  CHECK(idle < 0.25 * of);  // one thread waits for none: only the overhead of tiny loops remains
+  CHECK(idle < 0.25 * of);  // one thread never waits, so this is the overhead of tiny loops
   CHECK(data == 3 * 2);
   CHECK(optimizer == 3);
   CHECK(sum <= steps);
   CHECK(matmul == Approx(3 * 2 * dry_step(loaded).micro_batch.matmul()));
 
-  // Activations of the forward pass are freed by the end of the step, unless a parameter took one
-  // over as its gradient.
+  // Activations of the forward pass are freed by the end of the step, unless the memory of an
+  // activation has become a parameter's gradient.
   CHECK(left > 50000);
   CHECK(std::abs(kept) < left / 20);
   for (const char* place : {"f attention blocks.0.attn", "b attention blocks.1.attn",
@@ -117,8 +117,8 @@ TEST_CASE("a leak is reported, and steady memory is not one", "[profile]") {
   waits.disk_reads = 5;
   CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10), ContainsSubstring("data.prefetch"));
 
-  // The op's 1e6 FLOPs take the complete millisecond at 1e9 FLOP/s. If the ceilings are a thousand
-  // times higher, the millisecond is overhead.
+  // The op takes a millisecond. At 1e9 FLOP/s, its 1e6 FLOPs need all of this time. If the ceilings
+  // are a thousand times higher, the millisecond is overhead.
   CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10), ContainsSubstring("(compute)"));
   CHECK_THAT(profile_text(p, {1e12, 1e12}, "tokens", 10), ContainsSubstring("(overhead)"));
   CHECK_THAT(profile_text(p, {1e12, 1e6}, "tokens", 10), ContainsSubstring("(memory)"));
@@ -188,7 +188,7 @@ TEST_CASE("profile replaces a trace that it wrote, and other files only with --f
     CHECK(profile({flag, "t.json"}).code == 0);
     CHECK(slurp(f / "t.json") != first);
 
-    // A rename would replace a pipe or a device with a file.
+    // A pipe or a device is refused, because a rename would replace it with a file.
     const Finished on_pipe = profile({flag, "pipe", "--force", "true"});
     CHECK(on_pipe.code == 2);
     CHECK_THAT(on_pipe.err, ContainsSubstring("pipe") && ContainsSubstring("regular file"));
@@ -238,7 +238,8 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK(parts["loop 1"] > 5);
   CHECK(parts["data worker 0"] > 0);
 
-  // LibTorch's profiler recorded the next steps: Lathe's spans, by name, around ATen's ops.
+  // LibTorch's profiler recorded the next steps. Its trace has Lathe's spans, by name, around
+  // ATen's ops.
   const Json kineto =
       parse_json(read_file(f / "kineto.json", Exit::io), "kineto.json", Exit::internal);
   std::map<std::string, std::pair<double, double>> seen;
@@ -258,7 +259,7 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
     INFO(outer << " around " << inner);
     REQUIRE(seen.contains(outer));
     REQUIRE(seen.contains(inner));
-    if (std::string(inner) == "aten::empty") continue;  // other code calls it before
+    if (std::string(inner) == "aten::empty") continue;  // other code calls aten::empty before
     CHECK(seen[outer].first <= seen[inner].first);
     CHECK(seen[outer].second >= seen[inner].second);
   }
@@ -285,7 +286,7 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK_THAT(of_config.out, ContainsSubstring(memory["kept"][0][0].get<std::string>()));
   CHECK(read_file(f / "runs/tiny/metrics.jsonl", Exit::io) == before);
 
-  // profile replaces a file that it wrote, but not another file of this name.
+  // `lathe profile` replaces a file that it wrote, but not another file of the same name.
   CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
   write_file(f / "runs/tiny/profile.json", "{\"mine\": 1}");
   const Finished refused = lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"});
@@ -293,7 +294,8 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK_THAT(refused.err, ContainsSubstring("profile.json"));
   CHECK(read_file(f / "runs/tiny/profile.json", Exit::io) == "{\"mine\": 1}");
 
-  // A run can be profiled if it was moved and its source is gone, or if only a checkpoint is left.
+  // A run can also be profiled after it was moved and its source was deleted, or if only a
+  // checkpoint is left.
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=runs/tuned", "--train.steps=2",
                        "--train.init_from=runs/tiny"})
               .code == 0);
@@ -317,7 +319,7 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   RangeTest test;
   for (int i = 0; i < 60; ++i) {
     const double x =
-        -6 + 0.1 * i;  // log10 of the rate; the loss falls fastest at 1e-3, rises above 10^-1.5
+        -6 + 0.1 * i;  // log10(lr); the loss falls fastest at 1e-3, and rises above 10^-1.5
     test.lr.push_back(std::pow(10, x));
     test.loss.push_back(4 - 2 / (1 + std::exp(-4 * (x + 3))) + (x > -1.5 ? 8 * (x + 1.5) : 0));
   }
@@ -326,7 +328,7 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   CHECK(test.diverged > 0.03);
   CHECK(std::log10(test.lowest) == Approx(-1.5).epsilon(0.1));
 
-  // A rise before the lowest loss is not a divergence.
+  // A rise of the loss before its lowest value is not a divergence.
   RangeTest hill{.lr = {1, 2, 3, 4, 5, 6, 7, 8}, .loss = {1, 1.2, 1, 0.8, 0.6, 0.5, 0.45, 0.4}};
   read_range(hill);
   CHECK(hill.diverged == 0);
@@ -349,7 +351,7 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   CHECK(bowl.lowest == bowl.lr[40]);
   CHECK(falling.lowest == 0);  // this curve only falls
 
-  // A noisy curve that rises from its beginning has no falling part.
+  // This curve is noisy and rises from its beginning, so it has no falling part.
   RangeTest rising;
   for (int i = 0; i < 60; ++i) {
     rising.lr.push_back(falling.lr[static_cast<size_t>(i)]);
@@ -379,8 +381,8 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
 
 TEST_CASE("the gradient noise scale is correct for gradients with known noise",
           "[profile][process_memory]") {
-  // |G|^2 = 4 and tr(S) = 80: the squared norm is 4 + 16 for batches of 5 and 4 + 4 for batches of
-  // 20.
+  // With |G|^2 = 4 and tr(S) = 80, the squared norm is 4 + 16 for batches of 5, and 4 + 4 for
+  // batches of 20.
   const NoiseScale n = noise_scale(20, 8, 5, 20);
   CHECK(n.gradient == Approx(4));
   CHECK(n.noise == Approx(80));

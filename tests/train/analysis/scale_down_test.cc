@@ -1,4 +1,4 @@
-// Tests of smaller versions of a model, from which a plan extrapolates.
+// Tests of the smaller versions of a model from which `lathe plan` extrapolates.
 
 #include <optional>
 
@@ -24,7 +24,7 @@ double sum_of_sizes(const AnyConfig& config) {
   return sum;
 }
 
-/// Returns the number of parameters of a model with that config for small images.
+/// Returns the number of parameters of a model with the given config for small images.
 int64_t parameters_of(const ModelKind& kind, const AnyConfig& config) {
   const MetaInit guard;
   const auto model = kind.make(config, {.input = {3, 8, 8}, .outputs = 10});
@@ -100,7 +100,7 @@ struct OddConfig {
   LATHE_FIELD(int64_t, width, 1600, "numbers of a row", between(20, 100000).fixed())
   LATHE_FIELD(int64_t, seed, 0, "no size", between(-5, 100000).fixed())
 };
-/// A kind without scale_down.
+/// A model kind that does not define scale_down.
 struct Odd {
   Linear layer;
   Odd(const OddConfig& c, const ModelSizes& sizes) : layer(c.width, sizes.outputs, true) {}

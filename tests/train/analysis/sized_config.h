@@ -12,7 +12,7 @@ namespace lathe::test {
 using Sizes = std::map<std::string, int64_t>;
 
 /// Returns the config of a model kind, with each of `sizes` that is a key of the kind. Returns
-/// nullopt if the kind lacks the key `first`, or if the kind's check refuses the sizes.
+/// nullopt if the kind has no key `first`, or if the kind's check refuses the sizes.
 inline std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& first,
                                              const Sizes& sizes) {
   AnyConfig config = kind.config;

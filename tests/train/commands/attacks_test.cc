@@ -1,6 +1,6 @@
 // Tests attacks on every command of the table of commands: limits on file size, open files and
-// memory, signals in the first 50 ms, and two processes on one target. A command without a row here
-// fails the first test.
+// memory, signals in the first 50 ms, and two processes on one target. The first test fails if a
+// command has no row here.
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -22,7 +22,7 @@ using lathe::test::Invocation;
 using lathe::test::TempFolder;
 using Words = std::vector<std::string>;
 
-/// A command whose arguments name files of the folder of cases().
+/// A command whose arguments name files in the folder of cases().
 struct Attacked {
   Words words;
   std::string target{};  ///< the path that the command writes, and that another process may
@@ -106,7 +106,7 @@ class Cases {
     make({"train", "c.toml", "--adapters.rank=2", "--adapters.base=runs/c",
           "--train.out_dir=runs/adapted"});
 
-    // Also train a model of examples.
+    // Also train a model on a table of examples.
     make({"prepare", "table.csv", "--out", "table"});
     lathe::test::write_file(folder_ / "table.toml",
                             "[model]\nkind = \"mlp\"\nn_hidden = 8\n[data]\ndir = \"table\"\n"
@@ -116,7 +116,7 @@ class Cases {
 
     make({"export", "runs/c", "--out", "hf"});
     make({"profile", "c.toml", "--steps",
-          "1:2"});  // caches the matmul ceiling for the copies of the folder
+          "1:2"});  // caches the measured matmul ceiling for the copies of the folder
   }
 
   const fs::path& path() const { return folder_.path(); }
@@ -144,8 +144,8 @@ class Copy {
   const TempFolder& folder() const { return folder_; }
 
   Finished run(const Words& words) const { return lathe::test::lathe_in(folder_, words); }
-  /// Runs lathe with the faults that these environment variables of tests/support/faults/main.cc
-  /// request.
+  /// Runs lathe with the faults that these environment variables request
+  /// (tests/support/faults/main.cc).
   Finished run_with(const std::map<std::string, std::string>& faults, const Words& words) const {
     return lathe::test::run(
         {.binary = "lathe_faults", .args = words, .folder = folder_.path(), .environment = faults});
@@ -155,15 +155,16 @@ class Copy {
   TempFolder folder_;
 };
 
-/// Returns whether an exit code is listed in docs/reference/exit-codes.md and is not 1 (internal
-/// error).
+/// Returns whether a command under attack may end with this exit code. docs/reference/exit-codes.md
+/// documents these codes; 1 (internal error), 10 (no_fit) and 130 (second SIGINT) are not allowed
+/// here.
 bool is_documented(int code) {
   static const std::set<int> codes{0, 2, 3, 4, 5, 6, 7, 8, 9, 75};
   return codes.contains(code);
 }
 
-/// Returns whether a command succeeded or printed a message, without text of the C++ runtime or
-/// LibTorch.
+/// Returns whether a command succeeded or printed a message. The message must not contain text of
+/// the C++ runtime or LibTorch.
 bool is_clean(const Finished& done) {
   for (const char* raw :
        {"internal", "terminate called", "INTERNAL ASSERT", "Exception raised", "std::", "c10::"}) {

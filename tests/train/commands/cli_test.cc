@@ -40,12 +40,12 @@ void refuse(const TempFolder& f, const std::vector<Bad>& cases) {
     const Finished r = run({.binary = "lathe",
                             .args = bad.args,
                             .folder = f.path(),
-                            .environment = {{"CUDA_VISIBLE_DEVICES", ""}}});  // as if without a GPU
+                            .environment = {{"CUDA_VISIBLE_DEVICES", ""}}});  // hides GPUs
     INFO(line << "\n" << r.err);
     CHECK(r.code == bad.code);
     CHECK_THAT(r.err, ContainsSubstring(bad.text));
     CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
-    CHECK((listing() == before));  // in parentheses, so that Catch2 does not print it
+    CHECK((listing() == before));  // in parentheses, so that Catch2 does not print the listing
   }
 }
 
@@ -213,7 +213,7 @@ TEST_CASE("help and version are printed, in lines of limited length", "[cli]") {
     CHECK_THAT(all, ContainsSubstring(std::string("\n  ") + command.name + " "));
     const std::string help = out({command.name, "--help"});
     if (command.name < "f")
-      CHECK(out({"help", command.name}) == help);  // only for some: each start takes 0.25 s
+      CHECK(out({"help", command.name}) == help);  // only for some: a start takes 0.25 s
     CHECK_THAT(help, ContainsSubstring(std::string("usage: lathe ") + command.name));
     CHECK_THAT(help, ContainsSubstring(std::string("\n  lathe ") + command.name));  // an example
     for (const Flag& flag : command.flags)
@@ -276,7 +276,7 @@ TEST_CASE("JSON output has U+FFFD for bytes of paths that are not UTF-8", "[cli]
 TEST_CASE("a file that may not be read or written is reported with a remedy", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  // Root may read everything unless it drops its capabilities.
+  // Root may read all files unless it drops its capabilities.
   const bool root = geteuid() == 0;
   if (root && !fs::exists("/usr/bin/setpriv")) {
     WARN("skipped: there is no setpriv");
@@ -380,7 +380,7 @@ TEST_CASE("a command that can't start a thread prints an error and does not hang
   for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
            {"train", "tiny.toml", "--train.threads=2", "--train.out_dir=new", "--data.workers=0"},
            {"train", "tiny.toml",
-            "--train.out_dir=new"},  // threads = 1, and two workers that read data
+            "--train.out_dir=new"},  // one thread, and two workers that read data
            {"plan", "tiny.toml", "--train.threads=2"},
            {"profile", "tiny.toml", "--train.threads=2"},
            {"find", "lr", "tiny.toml", "--train.threads=2"},
@@ -398,8 +398,8 @@ TEST_CASE("a command that can't start a thread prints an error and does not hang
     CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
   }
 
-  // Within the limit, commands work. With --threads=2, ATen starts two threads besides the main
-  // thread, so the limit must be at least 3.
+  // Commands work if they stay within the limit. With --threads=2, ATen starts two threads besides
+  // the main thread, so the limit must be at least 3.
   CHECK(with_threads(1, {"eval", "runs/tiny", "--threads=1"}).code == 0);
   CHECK(with_threads(1, {"export", "runs/tiny", "--out", "exported"}).code == 0);
   CHECK(with_threads(1, {"train", "tiny.toml", "--train.out_dir=new", "--data.workers=0"}).code ==
@@ -480,7 +480,7 @@ TEST_CASE("token shards of other trainers can be trained on, inspected and verif
     output_of(f.path(), {"train", "tiny.toml", "--data.dir=" + folder, "--model.vocab_size=20",
                          "--train.steps=2", "--train.out_dir=runs/" + folder});
     CHECK(difference(f / "runs/llmc", f / "runs" / folder) ==
-          "");  // the same tokens in the same order
+          "");  // both have the same tokens in the same order
   }
   const std::string llmc = output_of(f.path(), {"inspect", "llmc"}),
                     nano = output_of(f.path(), {"inspect", "nano"});
@@ -501,7 +501,7 @@ TEST_CASE("token shards of other trainers can be trained on, inspected and verif
              {{"verify", "two"}, 3, "(a_train_0.bin, b_train_0.bin)"}});
 }
 
-/// Runs ./dev with this build's binary, skipping its setup and build.
+/// Runs ./dev with this build's binary, and skips the set-up and the build.
 Finished dev(const TempFolder& f, std::vector<std::string> args) {
   fs::create_directories(f / "stand-ins");
   for (const char* tool : {"cmake", "ninja"}) {
@@ -528,8 +528,8 @@ TEST_CASE("./dev works in the folder that it is called from", "[cli]") {
   INFO(shown.err);
   CHECK(shown.code == 0);
   CHECK_THAT(shown.out, ContainsSubstring("tiny.toml: fine"));
-  // ./dev finds the config among the other arguments, and creates the quickstart's data where the
-  // config expects it.
+  // ./dev finds the config among the other arguments. It creates the quickstart's data where the
+  // config expects them.
   const Finished r =
       dev(f, {"train", "--train.steps=1", "--schedule.warmup_steps=0", "--train.eval_interval", "0",
               "tiny.toml", "--data.dir=data/quickstart", "--log.level", "info"});
@@ -551,7 +551,7 @@ TEST_CASE("plan --chart draws the memory of two settings by category", "[cli]") 
   INFO(r.out << r.err);
   REQUIRE(r.code == 0);
   CHECK(r.out.starts_with("#  tiny.toml\n=  with optim.kind=sgd,train.batch_size=64\n\n"));
-  std::map<std::string, std::vector<std::string>> bars;  // by category
+  std::map<std::string, std::vector<std::string>> bars;  // bars by category
   std::string category;
   std::istringstream lines(r.out.substr(r.out.find("\n\n") + 2));
   for (std::string line; std::getline(lines, line);) {

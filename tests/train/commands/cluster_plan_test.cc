@@ -24,7 +24,7 @@ constexpr const char* llama_config =
     "[train]\nbatch_size = 4\ngrad_accum = 64\nsteps = 100\n[amp]\ndtype = \"bf16\"\n"
     "[data]\ndir = \"none\"\n";
 
-/// A folder with both configs.
+/// A folder with two configs: a GPT and a Llama.
 struct ConfigFolder {
   TempFolder folder{fast_folder()};
   ConfigFolder() {
@@ -62,7 +62,7 @@ TEST_CASE("a cluster plan uses the model, batch and optimizer of the config", "[
     CHECK(one["lathe_has_it"].get<bool>());
     CHECK(one["price"].is_null());
 
-    // For each parameter, AdamW keeps 8 bytes of state and a 4-byte master. Lion has half of the
+    // For each parameter, AdamW keeps 8 bytes of state and a 4-byte master. Lion keeps half of this
     // state.
     const auto state = [&](const char* kind) {
       return f
@@ -99,7 +99,7 @@ TEST_CASE(
   CHECK(windowed["fastest"][0]["step_s"].get<double>() <
         base["fastest"][0]["step_s"].get<double>());
 
-  // If there are no masters, a parameter takes 4 bytes less.
+  // Without master weights, a parameter takes 4 bytes less.
   const Json low = json_with({"--amp.master=false"});
   const auto optimizer = [](const Json& plan) {
     return plan["fastest"][0]["memory_bytes"]["optimizer"].get<double>();
@@ -127,7 +127,8 @@ TEST_CASE("a cluster plan knows which layouts Lathe refuses to train", "[cluster
   CHECK(!has_it("tensor=4,data=2", "llama.toml",
                 {"--model.qk_norm=true", "--model.qk_norm_over=projection"}));
 
-  // Adafactor and adamw8bit can't update a part of a matrix. LAMB can, and Muon joins the parts.
+  // Adafactor and adamw8bit can't update a part of a matrix. LAMB can update a part, and Muon joins
+  // the parts.
   for (const auto& [kind, cuts] : {std::pair{"adafactor", false}, std::pair{"lamb", true},
                                    std::pair{"adamw8bit", false}, std::pair{"muon", true}}) {
     INFO(kind);
@@ -199,11 +200,12 @@ TEST_CASE("a cluster plan without a layout searches for the fastest", "[cluster_
   CHECK(fastest[0]["step_s"] <= fastest[1]["step_s"]);
   CHECK(json["tried"].get<int64_t>() > 100);
 
-  // If the fastest layout is given, the plan has the same time for it.
+  // If --layout gives the fastest layout, the plan shows the same time.
   const Json again = f.json({"--card", "h100", "--layout", fastest[0]["layout"]});
   CHECK(again["fastest"][0]["step_s"] == fastest[0]["step_s"]);
 
-  // 20 billion parameters on one A10: nothing fits, and the plan states what is needed.
+  // With 20 billion parameters on one A10, no layout fits, and the plan states how much memory is
+  // needed.
   const std::vector<std::string> large{
       "--card", "a10", "--gpus", "1", "--model.n_layer=100", "--model.n_embd=4096"};
   const Finished none = f.plan(large);

@@ -16,7 +16,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Returns a table of numbers from `low` to 10. Their class is whether they are above 5.
+/// Returns a table of numbers from `low` to 10, in two classes: above 5, and up to 5.
 std::string table_of(int rows, double low, const std::string& head = "x,y,label",
                      const std::string& above = "high", const std::string& below = "low") {
   std::string text = head + "\n";
@@ -51,8 +51,8 @@ TEST_CASE(
     "eval normalizes other data with the run's statistics, and refuses other columns or classes",
     "[example_data]") {
   const TableRun run;
-  // Most of these numbers are above 5, so the mean of this table would move the border between the
-  // classes.
+  // Most numbers in this table are above 5. If they were normalized by their own mean, the border
+  // between the classes would move.
   write_file(run.f / "test.csv", table_of(200, 4));
   run.prepare("test.csv", "test");
   const Finished same = lathe_in(run.f, {"eval", "run", "--data", "test"});
@@ -99,7 +99,7 @@ TEST_CASE("regression on other data reports errors in the units of its targets",
   INFO(r.err << r.out);
   REQUIRE(r.code == 0);
   const Json json = parse_json(r.out.substr(r.out.rfind("\n{") + 1), "eval", Exit::internal);
-  CHECK(json["mae"].get<double>() < 0.1);  // would be 0.25 with the other statistics
+  CHECK(json["mae"].get<double>() < 0.1);  // would be 0.25 with the statistics of the other data
 }
 
 /// Returns the predictions of a run for a table of one column.
@@ -166,8 +166,8 @@ TEST_CASE("weights of other classes are refused", "[example_data]") {
   CHECK(other.code == 3);
   CHECK_THAT(other.err, ContainsSubstring("class 1 is cold"));
 
-  // A regression with two outputs is not a classification with two classes, although their weights
-  // have the same sizes.
+  // A regression with two outputs is refused as a classification with two classes, although their
+  // weights have the same sizes.
   const at::Tensor pairs = torch::arange(100, at::kFloat).view({50, 2});
   write_safetensors(run.f / "pairs.safetensors",
                     {make_entry("inputs", pairs), make_entry("targets", pairs)});
@@ -275,7 +275,7 @@ TEST_CASE(
   CHECK_THAT(r.err, ContainsSubstring("target 1 ") && ContainsSubstring("standard deviation"));
   CHECK(!fs::exists(f / "h/manifest.json"));
 
-  // Classes that are equal in float64 are also refused.
+  // Class labels that are equal in float64 are also refused.
   std::string ids = "x,y\n";
   for (int i = 0; i < 8; ++i) ids += str(i, ",", 9007199254740992 + i % 2, "\n");
   write_file(f / "ids.csv", ids);
@@ -305,7 +305,8 @@ TEST_CASE("find batch, plan and train know that batch norm needs two examples", 
   CHECK_THAT(one.err, ContainsSubstring("train.batch_size"));
   CHECK(with({"find", "batch"}, {"--memory=1MB"}).code == 9);
 
-  // For a small model the limit allows more than the largest batch that is tried.
+  // For a small model, the limit allows a larger batch than the largest one that `lathe find batch`
+  // tries.
   const Finished most = with({"find", "batch"}, {"--memory=4GB", "--rounds=2"});
   REQUIRE(most.code == 0);
   CHECK_THAT(most.out, ContainsSubstring("\"batch_size\":65536,"));

@@ -14,7 +14,7 @@ using namespace lathe;
 using namespace lathe::test;
 using Strings = std::vector<std::string>;
 
-/// Splits a command line as a shell does, as far as examples need it: spaces and double quotes.
+/// Splits a command line at spaces, and keeps text in double quotes together, as a shell does.
 Strings shell_words(const std::string& line) {
   Strings words;
   bool is_quoted = false, in_word = false;
@@ -33,7 +33,7 @@ Strings shell_words(const std::string& line) {
   return words;
 }
 
-/// Returns why a text of the help is not a correct sentence, or "" if it is.
+/// Returns why a text of the help is not a correct sentence, or "" if it is one.
 std::string fault_of_sentence(const std::string& text) {
   if (text.empty() || std::isupper(static_cast<unsigned char>(text[0])) == 0)
     return "it does not begin with a capital";
@@ -42,7 +42,7 @@ std::string fault_of_sentence(const std::string& text) {
   return "";
 }
 
-/// Returns why an example of a command is wrong, or "" if it is right.
+/// Returns why an example of a command is wrong, or "" if it is correct.
 std::string fault_of_example(const Command& command, const std::string& example) {
   Strings words = shell_words(example);
   if (words.empty() || words[0] != command.name) return "it does not begin with the command";
@@ -52,7 +52,7 @@ std::string fault_of_example(const Command& command, const std::string& example)
       return "there is no " + word;
   }
 
-  // `launch` does not parse its words; another command follows --.
+  // `launch` does not parse the words after --, which are another command.
   const auto inner = std::find(words.begin(), words.end(), "--");
   if (inner != words.end()) {
     std::string rest;
@@ -94,7 +94,7 @@ TEST_CASE("texts of commands and options are sentences", "[help]") {
     for (const Flag& flag : command.flags) {
       INFO("--" << flag.name << ": " << flag.doc);
       CHECK(fault_of_sentence(flag.doc) == "");
-      // The values that completion offers are in the sentence.
+      // The values that completion offers for an option are in the option's sentence.
       for (const std::string& choice : flag.choices)
         CHECK_THAT(flag.doc, ContainsSubstring(choice));
     }
@@ -162,7 +162,7 @@ TEST_CASE("the help, the man page and the reference show examples before options
 
 TEST_CASE("errors for unknown options and commands suggest the right one", "[help]") {
   struct Case {
-    std::string command, given, suggestion;  // "": none
+    std::string command, given, suggestion;  // "": no suggestion
   };
   const std::vector<Case> cases{
       {"train", "--lr", "--optim.lr"},
@@ -217,7 +217,7 @@ TEST_CASE("errors for unknown options and commands suggest the right one", "[hel
                        ContainsSubstring(" --model.n_hed=3;") &&
                        ContainsSubstring(" --model.n_head?"));
 
-  // If keys of several sections end with this name, the error names all of them.
+  // If several sections have a key with this name, the error names all of these keys.
   CHECK_THAT(error_of([] { parse_arguments(find_command("train"), {"a.toml", "--dtype=bf16"}); }),
              ContainsSubstring("--amp.dtype") && ContainsSubstring("--checkpoint.dtype"));
 

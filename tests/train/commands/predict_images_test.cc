@@ -13,7 +13,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Returns an image of noise that is brighter in the upper half for "sky", in the lower for "sea".
+/// Returns an image of noise. Its upper half is brighter for "sky", and its lower half for "sea".
 std::string half_image(bool is_sky, uint32_t seed, bool as_jpeg) {
   constexpr int64_t height = 14, width = 10;
   std::vector<uint8_t> pixels = random_bytes(height * width * 3, seed);
@@ -25,7 +25,7 @@ std::string half_image(bool is_sky, uint32_t seed, bool as_jpeg) {
   return as_jpeg ? jpeg_of(height, width, pixels) : png_of(height, width, pixels);
 }
 
-/// A run of a small convnet on images of half_image().
+/// A folder with a run of a small convnet on images of half_image().
 struct ImageRun {
   TempFolder f;
 
@@ -84,10 +84,10 @@ TEST_CASE("a convnet predicts the classes of image files by name", "[predict_ima
   CHECK(line["id"] == "new/b.jpg");
   CHECK(line["class"] == "sea");
 
-  // In an array, the same pixels have no names.
+  // The same pixels in an array have no file names.
   const std::string rows = r.make({"predict", "runs/run", "data/val_inputs.npy"});
   CHECK_THAT(rows, ContainsSubstring("row,class,p_sea,p_sky\n1,"));
-  // A checkpoint records that its inputs were image files.
+  // A checkpoint records that the inputs of its model were image files.
   fs::rename(r.f / "data", r.f / "moved");
   CHECK(r.make({"predict", "runs/run", "new"}) == whole);
 }
@@ -118,7 +118,7 @@ TEST_CASE("files that an image model can't predict are refused with a sentence",
   refused({"run.toml", "new/b.jpg"}, 2, "new/b.jpg is a second");
   refused({"run.toml"}, 3, "run.toml is a table");
 
-  // A model of arrays does not resize, so it takes no files.
+  // A model that was trained on arrays does not resize inputs, so it accepts no image files.
   NpyWriter inputs(r.f / "x.npy", ArrayType::u8, {8, 3, 8, 8});
   const std::string zeros(8 * 3 * 64, 'x');
   inputs.write(reinterpret_cast<const std::byte*>(zeros.data()), zeros.size());

@@ -65,8 +65,8 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
   CHECK(all["runs/other"]["step"] == 5);
   CHECK(all["runs/bad"]["state"] == "diverged");
 
-  // A run that has resumed from a step before the divergence no longer counts as diverged, since
-  // its bundle is older than the resume.
+  // If a run has resumed from a step before the divergence, its bundle is older than the resume.
+  // The run then no longer counts as diverged.
   REQUIRE(fs::exists(f / "runs/bad/diverged"));
   for (const fs::path& bundle : list_folder(f / "runs/bad/diverged"))
     fs::last_write_time(bundle / "state.json",
@@ -126,8 +126,8 @@ TEST_CASE("watch and report show the processes of a run", "[runs]") {
     CHECK_THAT(page, ContainsSubstring(curve));
 }
 
-/// Runs `lathe` in `folder` without root's right to read everything. Returns nullopt if the system
-/// has no setpriv to drop that right.
+/// Runs `lathe` in `folder` without the right of root to read all files. Returns nullopt if the
+/// system has no setpriv to drop that right.
 std::optional<Finished> lathe_without_rights(const TempFolder& folder,
                                              std::vector<std::string> args) {
   if (geteuid() != 0) return lathe_in(folder, std::move(args));
@@ -195,7 +195,7 @@ TEST_CASE("report replaces a page that it wrote, and other files only with --for
   CHECK(lathe_in(f, {"report", "run", "--out", "page.html"}).code == 0);
   CHECK(lathe_in(f, {"report", "run", "--out", "page.html", "--serve", "0"}).code == 0);
 
-  // The same holds for the default path, in the run's folder.
+  // The same applies to the default path in the run's folder.
   write_file(f / "run/report.html", "mine");
   CHECK(lathe_in(f, {"report", "run"}).code == 2);
   CHECK(slurp(f / "run/report.html") == "mine");
@@ -264,14 +264,14 @@ TEST_CASE("reduced curves keep the extremes and the last step", "[runs]") {
 }
 
 TEST_CASE("braille plots show lines, spikes and colors", "[runs]") {
-  // The chart has 11 columns of 2 dots and 4 rows of 4 dots: a straight line goes through the
+  // The chart has 11 columns of 2 dots and 4 rows of 4 dots. A straight line goes through its
   // corners.
   const auto rising = braille_plot({{{0, 1}, {0, 1}}}, 20, 5, false);
   REQUIRE(rising.size() == 5);
   CHECK(rising[0] == "       1         \xe2\xa2\x80\xe2\xa1\xa4\xe2\xa0\x9e");
   CHECK(rising[3] == "       0 \xe2\xa3\xa0\xe2\xa0\xb4\xe2\xa0\x8b\xe2\xa0\x81       ");
   CHECK(rising[4] == "         0         1");
-  // A spike among 10000 values is visible.
+  // A single spike among 10000 values is visible.
   BrailleCurve flat;
   for (int i = 0; i < 10000; ++i) {
     flat.x.push_back(i);
@@ -321,17 +321,17 @@ TEST_CASE("braille plots draw any numbers at any size", "[runs]") {
   CHECK_THAT(lines[0], ContainsSubstring("1e+308"));
   CHECK_THAT(lines[2], ContainsSubstring("-1e+308"));
   CHECK(lines[0].substr(0, 9 + 5).find("\xe2") ==
-        std::string::npos);  // a dot at the right, not over the whole line
+        std::string::npos);  // the left part of the top line is empty
   CHECK(lines[2].substr(9, 1) == "\xe2");
 
-  // Steps of many digits do not make the axis wider than asked for.
+  // Steps of many digits do not make the axis wider than requested.
   for (const std::string& line : braille_plot({{{1e9, 2e15}, {1, 2}}}, 20, 4, false))
     CHECK(std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; }) <= 20);
 }
 
 TEST_CASE("watch shows a run of any name, with any losses", "[runs]") {
   const TempFolder f;
-  const std::string name = "a\x1b]0;t\x1b";  // an escape without an end, and one at the end
+  const std::string name = "a\x1b]0;t\x1b";  // an unfinished escape sequence, and one at the end
   fs::create_directory(f / name);
   write_file(
       f / (name + "/metrics.jsonl"),

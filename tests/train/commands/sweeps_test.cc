@@ -40,9 +40,9 @@ TEST_CASE("a sweep's points are a grid or random draws, each point once", "[swee
     CHECK((layers == 2 || layers == 3 || layers == 4));
     low += lr < 1e-3 ? 1 : 0;
   }
-  CHECK((low > 70 && low < 130));  // half of the draws, on a logarithmic scale
+  CHECK((low > 70 && low < 130));  // half of the draws on a logarithmic scale
 
-  // A narrow range has as many different points as a wide one, all of them within it.
+  // A narrow range has as many different points as a wide range. All points are within the range.
   for (const char* range : {"0.999..0.9999", "0.9..0.99999", "1.0001e-3..1.0009e-3", "0..1e-9"}) {
     INFO(range);
     const Axis narrow = axis("optim.lr", range);
@@ -72,8 +72,8 @@ TEST_CASE("a sweep's points are a grid or random draws, each point once", "[swee
              ContainsSubstring("optim.lr") && ContainsSubstring("--samples"));
 
   CHECK(make_rungs(900, 100, 3, 50) == std::vector<int64_t>{100, 300, 900});
-  // Rungs are multiples of the evaluation interval, rounded to nearest: 333.3 to 350, and 111.1 to
-  // 100.
+  // The steps of a rung are rounded to the nearest multiple of the evaluation interval: 333.3 to
+  // 350, and 111.1 to 100.
   CHECK(make_rungs(1000, 100, 3, 50) == std::vector<int64_t>{100, 350, 1000});
   CHECK_THAT(error_of([] { make_rungs(900, 10, 3, 300); }),
              ContainsSubstring("every 300") && ContainsSubstring("--min-steps"));
@@ -89,8 +89,8 @@ TEST_CASE("lists are separated by semicolons, and equal numbers are refused", "[
 
 TEST_CASE("successive halving promotes the best points, and resumes a job that was begun",
           "[sweeps]") {
-  // The loss of point i is (i + 4) % 9, so point 5 is the best. With eta 3, at least three of 9
-  // points reach the second rung, and the best reaches the last.
+  // The loss of point i is (i + 4) % 9, so point 5 is the best. With eta 3, at least three of the 9
+  // points reach the second rung, and the best point reaches the last rung.
   std::vector<PointState> points(9);
   std::vector<bool> running(9, false);
   std::map<int, int> ran;  // the number of jobs by rung
@@ -98,14 +98,14 @@ TEST_CASE("successive halving promotes the best points, and resumes a job that w
     const auto [i, rung] = *job;
     ++ran[rung];
     points[i].target = rung;
-    CHECK(next_job(points, running, 3, 3) == job);  // after a kill here the same job comes first
+    CHECK(next_job(points, running, 3, 3) == job);  // after a kill here, the same job is next
     CHECK(points[i].losses.size() == static_cast<size_t>(rung));
     points[i].losses.push_back(static_cast<double>((i + 4) % 9));  // the best is point 5
     REQUIRE(ran[0] <= 9);
   }
   CHECK(ran[0] == 9);
   CHECK(ran[1] >= 3);
-  CHECK(ran[1] <= 6);  // points that were promoted early may be overtaken later
+  CHECK(ran[1] <= 6);  // a point may be promoted before better points have run
   CHECK(ran[2] >= 1);
   CHECK(points[5].losses.size() == 3);
   CHECK(ranking(points)[0] == 5);
@@ -133,7 +133,7 @@ TEST_CASE("points of a sweep have names by their values", "[sweeps]") {
   CHECK(point_names({{{"optim.lr", "1e-3"}, {"train.seed", "1"}},
                      {{"optim.lr", "1e-3"}, {"train.seed", "2"}}}) ==
         std::vector<std::string>{"lr=1e-3,seed=1", "lr=1e-3,seed=2"});
-  // Keys with the same last part keep their sections; characters that paths can't have are
+  // Keys with the same last part keep their sections. Characters that paths can't have are
   // replaced.
   CHECK(point_names({{{"model.kind", "gpt"}, {"optim.kind", "sgd"}}}) ==
         std::vector<std::string>{"model.kind=gpt,optim.kind=sgd"});
@@ -148,7 +148,7 @@ TEST_CASE("points of a sweep have names by their values", "[sweeps]") {
 }
 
 TEST_CASE("results are averaged over seeds and folds", "[sweeps]") {
-  // The best single run has the rate with the worse mean.
+  // The best single run has the learning rate with the worse mean.
   std::vector<Overrides> points;
   std::vector<PointState> states;
   const auto add = [&](const char* lr, const char* seed, const char* fold, double loss) {
@@ -170,13 +170,13 @@ TEST_CASE("results are averaged over seeds and folds", "[sweeps]") {
   CHECK(groups[1].points == std::vector<size_t>{0, 1, 2, 3});
   CHECK((groups[1].mean == 4 && groups[1].deviation == Approx(std::sqrt(6.0))));
 
-  // A group in which a run diverged comes last, with the mean of its other runs.
+  // A group in which a run diverged comes last. Its mean is the mean of its other runs.
   states[5].end = "diverged";
   states[5].losses.clear();
   groups = group_points(points, states, 1);
   CHECK(groups[0].keys == Overrides{{"optim.lr", "1e-3"}});
   CHECK((groups[1].finished == 3 && groups[1].mean == 3));
-  // One run has no deviation.
+  // The results of a single run have no standard deviation.
   groups = group_points({points[0]}, {states[0]}, 1);
   CHECK((groups[0].mean == 1 && std::isnan(groups[0].deviation)));
 }
@@ -256,7 +256,7 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[sweeps]") {
 
   const std::vector<std::string> kills{"sweep: target kept 2", "sweep: point ended 1",
                                        "sweep: result kept 1"};
-  std::map<std::string, std::string> done;  // events of points whose result was kept
+  std::map<std::string, std::string> done;  // the events.jsonl of points whose result was kept
   const std::vector<std::string> points{"lr=1e-3,seed=1", "lr=1e-3,seed=2", "lr=3e-2,seed=1",
                                         "lr=3e-2,seed=2"};
   const auto check_done = [&] {
@@ -310,9 +310,9 @@ TEST_CASE("a sweep that is stopped while its points start ends with 75, and is r
   };
   REQUIRE(sweep("reference", {}).code == 0);
 
-  // The stop is requested once the first or the second process exists, and reaches the processes
-  // some milliseconds later, while the program is loading, parses arguments, reads its config, or
-  // trains.
+  // The stop is requested once the first or the second process exists. It reaches the processes
+  // some milliseconds later, while they load the program, parse arguments, read their config, or
+  // train.
   int stop = 0;
   for (const int after_ms : {0, 1, 5, 20, 50, 100, 150, 200, 300}) {
     const Finished stopped =
@@ -400,7 +400,7 @@ TEST_CASE(
     "[sweeps]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  // n_kv_head is valid only with the kind that the command line sets.
+  // model.n_kv_head is valid only for the model kind that the command line sets.
   std::string llama = slurp(f / "tiny.toml");
   llama.insert(llama.find("[model]\n") + 8, "n_kv_head = 1\n");
   write_file(f / "llama.toml", llama);
@@ -429,7 +429,7 @@ TEST_CASE(
   CHECK(r.code == 0);
   CHECK(lathe(words, "0.1").code == 0);
 
-  // Other keys in the environment define another sweep.
+  // Other config keys in the environment define another sweep.
   const Finished other = lathe(words, "0.2");
   CHECK(other.code == 2);
   CHECK_THAT(other.err, ContainsSubstring("another sweep") && ContainsSubstring("LATHE_"));
@@ -458,7 +458,7 @@ TEST_CASE("a file can define a sweep with successive halving, and wrong sweeps a
                            ContainsSubstring("--samples"));
   CHECK(!fs::exists(f / "none"));
 
-  // At least one run reaches the last step, but not all runs do.
+  // At least one run reaches the last step, but not every run.
   int at_end = 0;
   for (const fs::path& run : find_runs(f / "s"))
     at_end += summarize(run).state == "finished" ? 1 : 0;

@@ -66,8 +66,9 @@ Finished on_terminal(const fs::path& folder, std::vector<std::string> words,
   return f;
 }
 
-/// Returns whether a terminal shows all of this text: it is UTF-8 and has no control characters
-/// except sequences that Lathe writes (colors, and those that erase a line or switch the screen).
+/// Returns whether a terminal shows all of this text. The text must be UTF-8 and have no control
+/// characters, except the sequences that Lathe writes to set colors, erase a line or switch the
+/// screen.
 bool is_harmless(const std::string& out) {
   const std::string text = std::regex_replace(out, std::regex("\x1b\\[[?0-9;]*[mKJHhl]"), "");
   return is_utf8(text) && printable(replace_all(text, "\r", "")) == replace_all(text, "\r", "");
@@ -98,7 +99,7 @@ TEST_CASE("control characters are shown in a visible form", "[terminal]") {
 
 TEST_CASE("a warning or an error is one write, so that lines of several processes stay apart",
           "[terminal]") {
-  // A pipe in packet mode keeps the boundaries of each write.
+  // A pipe in packet mode keeps the boundaries between writes.
   std::array<int, 2> ends{};
   REQUIRE(pipe2(ends.data(), O_DIRECT | O_CLOEXEC | O_NONBLOCK) == 0);
   const int before = dup(STDERR_FILENO);
@@ -185,7 +186,8 @@ TEST_CASE("names of files and texts in files are escaped on a terminal", "[termi
     CHECK(got.out.find(c.shown) != std::string::npos);
   }
 
-  // An error is escaped everywhere; other output goes to a pipe unchanged.
+  // An error message is escaped both on a terminal and in a pipe. Other output goes to a pipe
+  // unchanged.
   const Finished error = lathe_in(f, {"eval", "no" + foreign});
   CHECK_THAT(error.err, ContainsSubstring(foreign_shown));
   const Finished piped = lathe_in(f, {"tokenizer", "inspect", "--tokenizer=bpe"});
@@ -240,7 +242,7 @@ TEST_CASE("a model's text is escaped on a terminal and unchanged in a pipe", "[t
   several.push_back("--samples=2");
   check(on_terminal(f.path(), several));
 
-  // In a pipe the same text has the bytes themselves. A terminal shows them escaped.
+  // In a pipe, the same text has the unchanged bytes. A terminal shows them escaped.
   const Finished piped = lathe_in(f, generate);
   const std::string shown = on_terminal(f.path(), generate).out;
   CHECK(!is_harmless(piped.out));

@@ -34,7 +34,7 @@ TEST_CASE(
     "every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong "
     "section",
     "[config]") {
-  // Names of the types, by their index in ConfigValue.
+  // The names of the types in the order of ConfigValue's alternatives.
   constexpr const char* types[]{"true or false", "whole number", "number", "string", "tables"};
   for (const auto& f : RunConfig::schema("gpt").fields()) {
     INFO(f.key);
@@ -106,7 +106,7 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
              ContainsSubstring("c.toml:2:1: schedule.min_lr = -0.5") && ContainsSubstring(">= 0"));
 }
 
-/// The keys of a section, and the facts that the error about them must have.
+/// Keys of a section that contradict each other, and the facts that their error must contain.
 struct Contradiction {
   std::string keys;
   std::vector<std::string> facts;
@@ -127,7 +127,7 @@ TEST_CASE("keys of amp that contradict each other are refused", "[config]") {
         {"c.toml:2:1: amp.scaler = \"dynamic\"", "amp.dtype = \"fp16\"", "bf16", "float32"}},
        {"scaler = \"fixed\"\ndtype = \"fp8\"", {"amp.scaler = \"fixed\"", "fp8", "tensor"}}});
 
-  // These keys concern the loss scale.
+  // These cases concern the loss scale.
   check_contradictions(
       "amp",
       {{"loss_scale = 0\ndtype = \"fp16\"", {"c.toml:2:1: amp.loss_scale = 0", ">= 1e-06"}},
@@ -139,7 +139,7 @@ TEST_CASE("keys of amp that contradict each other are refused", "[config]") {
        {"min_loss_scale = 8\nloss_scale = 4\ndtype = \"fp16\"",
         {"amp.min_loss_scale = 8", "amp.loss_scale = 4"}}});
 
-  // These keys concern parameters and their copies.
+  // These cases concern parameters and their copies.
   check_contradictions(
       "amp",
       {{"master = false", {"c.toml:2:1: amp.master = false", "amp.dtype"}},
@@ -151,7 +151,7 @@ TEST_CASE("keys of amp that contradict each other are refused", "[config]") {
        {"rounding = \"stochastic\"\ndtype = \"fp16\"\nmaster = false",
         {"amp.rounding = \"stochastic\"", "amp.dtype = \"bf16\""}}});
 
-  // These keys concern fp8, and sizes that fp8 matmuls need.
+  // These cases concern fp8, and the sizes that fp8 matmuls need.
   check_contradictions("amp",
                        {{"fp8_scaling = \"delayed\"", {"amp.fp8_scaling", "amp.dtype = \"fp8\""}},
                         {"dtype = \"fp8\"\nfp8_history = 4",
@@ -191,7 +191,7 @@ TEST_CASE("keys of adapters that contradict each other are refused", "[config]")
 }
 
 TEST_CASE("an unknown key without a section is refused like any other", "[config]") {
-  const Schema& keys = RunConfig().model.own.schema();  // keys of a model, such as "n_layer"
+  const Schema& keys = RunConfig().model.own.schema();  // config keys of a model, such as "n_layer"
   std::vector<std::byte> memory(4096);
   for (const char* key : {"n_layers", "x", "model.n_layer", ""}) {
     INFO(key);
@@ -272,7 +272,8 @@ TEST_CASE("numbers are read in any common notation if the value is exact", "[con
   }
 
   for (const char* text :
-       {"1.5e0", "1e-1", "1.5e-9223372036854775808", "1e9223372036854775807", "1__0", "_1", "1_", "e3", ".", "", "+", "1e", "--3", "1 0", "0x", "inf"}) {
+       {"1.5e0", "1e-1", "1.5e-9223372036854775808", "1e9223372036854775807", "1__0", "_1", "1_",
+        "e3", ".", "", "+", "1e", "--3", "1 0", "0x", "inf"}) {
     INFO(text);
     CHECK_THAT(
         error_of([&] { load("train.steps", text); }),
@@ -314,7 +315,7 @@ TEST_CASE(
   CHECK(c.config.train.steps == 11);
   CHECK(c.config.train.batch_size == 22);
   CHECK(c.config.train.seed == 33);
-  CHECK(c.config.data.dir == "123");  // a string key takes its text as it stands
+  CHECK(c.config.data.dir == "123");  // a string key keeps its text unchanged
   CHECK(c.origins.at("train.steps").ends_with("c.toml:2:1"));
   CHECK(c.origins.at("train.seed") == "command line");
   CHECK(c.config.train.out_dir == "runs/c");
@@ -434,7 +435,7 @@ std::string other_value(const Field& field) {
     }
   }
   if (const auto* whole = std::get_if<int64_t>(&field.initial)) return std::to_string(*whole + 1);
-  // Stay within 0 and 1 if the default is below 1.
+  // The value stays between 0 and 1 if the default is below 1.
   const double number = std::get<double>(field.initial);
   return str(number < 1 ? (number + 1) / 2 : number + 1);
 }
@@ -455,8 +456,8 @@ TEST_CASE("a key that has no effect with the chosen kind gives a warning", "[con
       if (kinds.empty() || !seen.insert(field.key).second) continue;
       INFO(field.key);
 
-      // Find one value of the selector with which the key has an effect, and one with which it has
-      // none.
+      // The selector is the key that chooses a kind. Find one of its values with which the tested
+      // key has an effect, and one with which it has none.
       const std::string selector =
           field.key.substr(0, field.key.find('.') + 1) + field.rule.selector;
       const Field* chooses = plain.schema().find(selector);

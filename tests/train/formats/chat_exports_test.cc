@@ -71,7 +71,8 @@ TEST_CASE(
                        "<|im_start|>assistant\n"));
   CHECK(tokenizer.ends_text(258));
 
-  // Training on data that were prepared with only the tokenizer removes nothing.
+  // The data are prepared with only the tokenizer. Training on them removes no template and no
+  // token.
   write_file(f / "text.txt", sample_text(3000));
   REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "data", "--tokenizer", "hf/tokenizer.json"})
               .code == 0);
@@ -93,7 +94,7 @@ TEST_CASE(
                   "--checkpoint.resume=" + find_checkpoint(f / "tuned").string()});
   for (const char* run : {"tuned", "folder", "merged", "branch"}) check_chat_export(f, run);
 
-  // A run that is trained only on that data has no template.
+  // A run that starts from random weights on these data has no template.
   tune("plain", {"--model.n_embd=8", "--model.n_layer=1", "--model.block_size=16"});
   export_hugging_face({.run = f / "plain", .out = f / "hf-plain"});
   const Json plain = Json::parse(slurp(f / "hf-plain/tokenizer_config.json"));
@@ -150,7 +151,7 @@ TEST_CASE("chat templates are exported unchanged, or as --chat-template sets the
   CHECK_THAT(lacks.err, ContainsSubstring("<|eot_id|>"));
   CHECK(!fs::exists(f / "x"));
 
-  // A file that can't be read is named in the error.
+  // If a file can't be read, the error names it.
   for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
            {"tokenizer_config.json", "[]"},
            {"tokenizer_config.json", "{\"eos_token\": 3}"},

@@ -151,8 +151,8 @@ TEST_CASE(
       remove_tree(f / "a");
     }
 
-    // If a command is killed after the rename, the next command to the same folder removes what the
-    // killed one left beside it.
+    // If a command is killed after the rename, the next command that writes the same folder removes
+    // what the killed command left beside that folder.
     REQUIRE(run({.binary = "lathe_faults",
                  .args = command,
                  .folder = f.path(),
@@ -202,8 +202,8 @@ TEST_CASE("a new folder does not replace another program's files under its tempo
   CHECK(slurp(theirs) == "a file");
   fs::remove(theirs);
 
-  // The folder has an entry with a name that commands use but no lock file, or a lock file and
-  // another program's file.
+  // These two folders are refused as well. The first has an entry with a name that commands use,
+  // but no lock file. The second has a lock file and another program's file.
   fs::create_directories(theirs / "unfinished");
   refused();
   fs::remove(theirs / "unfinished");
@@ -305,7 +305,7 @@ TEST_CASE(
                 }))
             .empty());
 
-  // These values ask for a computation that Lathe does not have.
+  // These values ask for a computation that Lathe does not support.
   says(config_with("n_inner", 31), "n_inner = 31");
   says(config_with("activation_function", "relu"), "activation_function = \"relu\"");
   says(config_with("layer_norm_epsilon", 1e-6), "layer_norm_epsilon");

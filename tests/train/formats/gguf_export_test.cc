@@ -26,7 +26,7 @@ class GGUFReader {
   explicit GGUFReader(const fs::path& path) : bytes_(slurp(path)) {
     REQUIRE(bytes_.substr(0, 4) == "GGUF");
     at_ = 4;
-    REQUIRE(number<uint32_t>() == 3);  // the version
+    REQUIRE(number<uint32_t>() == 3);  // version of the format
     const auto tensor_count = number<uint64_t>(), key_count = number<uint64_t>();
     for (uint64_t i = 0; i < key_count; ++i) {
       const std::string key = text();
@@ -46,7 +46,7 @@ class GGUFReader {
       for (auto size = place.sizes.rbegin(); size != place.sizes.rend();
            ++size)  // the innermost dimension comes first
         *size = static_cast<int64_t>(number<uint64_t>());
-      REQUIRE(number<uint32_t>() == 0);  // float32
+      REQUIRE(number<uint32_t>() == 0);  // type 0 is float32
       place.offset = number<uint64_t>();
       places.push_back(place);
     }
@@ -88,7 +88,7 @@ class GGUFReader {
     if (type == 6) return number<float>();
     if (type == 7) return number<uint8_t>() != 0;
     if (type == 8) return text();
-    REQUIRE(type == 9);  // a list
+    REQUIRE(type == 9);  // type 9 is a list
     const auto of = number<uint32_t>();
     Json list = Json::array();
     for (auto left = number<uint64_t>(); left > 0; --left) list.push_back(value(of));

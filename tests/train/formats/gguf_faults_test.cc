@@ -1,6 +1,6 @@
 // Tests of GGUF files that are inconsistent, or need a computation or a split of text that Lathe
-// does not have. Each file is refused with an exit code and an error that names the fault, and
-// nothing is left.
+// does not support. Each file is refused with an exit code and an error that names the fault, and
+// the command leaves no files.
 #include <cmath>
 #include <functional>
 
@@ -43,7 +43,7 @@ class FaultyFile {
     const auto [given, refusal] = outcome_of([&] { import_gguf(options); });
     CHECK(given == code);
     for (const std::string& fact : facts) CHECK_THAT(refusal, ContainsSubstring(fact));
-    if (code != 2) CHECK_THAT(refusal, ContainsSubstring("model.gguf"));  // 2: a flag is at fault
+    if (code != 2) CHECK_THAT(refusal, ContainsSubstring("model.gguf"));  // 2 concerns a flag
     CHECK((names(folder_.path()) == std::set<std::string>{"model.gguf"}));
   }
   /// Imports the file after `edit` has changed it, and returns the run's state.
@@ -298,8 +298,8 @@ TEST_CASE("a tokenizer in a GGUF file is read, or refused with its key", "[gguf_
     });
   }
 
-  // An unused token, a user-defined token and a BOS token are accepted. The names of ways to split
-  // text are llama.cpp's.
+  // An unused token, a user-defined token and a BOS token are accepted. Ways to split text have the
+  // names that llama.cpp uses.
   types[258] = 4;
   types[257] = 5;
   const RunState state = f.imported([&](File& g) {

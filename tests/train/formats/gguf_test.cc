@@ -133,8 +133,8 @@ TEST_CASE("an imported GGUF file has its config, tokenizer and chat template", "
   CHECK(state.tokenizer->marks().begin == -1);
   CHECK(lathe_in(f, {"generate", "run", "--prompt", "the", "--tokens", "2"}).code == 0);
 
-  // A head that equals the embeddings, as in llama.cpp's files of GPT-2, is tied to the embeddings,
-  // and so is an absent head. Qwen's rows are in Lathe's order.
+  // The head is tied to the embeddings if it equals them, as in llama.cpp's files of GPT-2, or if
+  // it is absent. Qwen's rows are in Lathe's order.
   LlamaFile tied(float32(), "qwen2");
   for (const char* part : {"q", "k", "v"})
     tied.file.tensors.push_back({.name = std::string("blk.0.attn_") + part + ".bias",

@@ -61,8 +61,7 @@ TEST_CASE("a run starts from another run's weights, and resumes without that run
     INFO(words[0] << done.err);
     CHECK(done.code == 0);
     words.emplace_back("--model.n_embd=48");
-    CHECK_THAT(lathe_in(f, words).err, ContainsSubstring("model.n_embd"));  // the source sets this
-                                                                            // key
+    CHECK_THAT(lathe_in(f, words).err, ContainsSubstring("model.n_embd"));  // set by the source
   }
 
   const auto refused = [&](const std::vector<std::string>& more, int code, const std::string& what,
@@ -102,7 +101,7 @@ TEST_CASE("a given key of [model] agrees with the source of the weights, or is r
   make_run(f, "source", "llama", llama);
   const std::string source = (f / "source").string();
 
-  // The config's kind is gpt unless it is given. The source's kind is llama.
+  // If no kind is given, the config has the default kind gpt. The kind of the source is llama.
   const auto resolve = [&](const std::string& text, Overrides more, const char* by) {
     write_file(f / "c.toml", text);
     more.insert(more.end(), {{by, source}, {"train.out_dir", (f / "new").string()}});
@@ -111,7 +110,8 @@ TEST_CASE("a given key of [model] agrees with the source of the weights, or is r
   };
   for (const char* by : {"train.init_from", "adapters.base"}) {
     INFO(by);
-    // `also` names the source if the key disagrees with it.
+    // `also` is the key that names the source, for errors about a key that disagrees with the
+    // source.
     const auto refused = [&](const std::string& text, const Overrides& more,
                              const std::string& what, const std::string& also = "") {
       CHECK_THAT(error_of([&] { resolve(text, more, by); }),
@@ -138,7 +138,7 @@ TEST_CASE("a given key of [model] agrees with the source of the weights, or is r
       CHECK(c.model.kind == "llama");
       CHECK(*c.model.own.find<int64_t>("n_embd") == 24);
       CHECK(*c.model.own.find<int64_t>("vocab_size") == 259);
-      CHECK(*c.model.own.find<double>("dropout") == 0);  // from the config
+      CHECK(*c.model.own.find<double>("dropout") == 0);  // the value of the config
       CHECK(*resolve(kind, {{"model.dropout", "0.5"}}, by).model.own.find<double>("dropout") ==
             0.5);
     }
@@ -190,7 +190,7 @@ TEST_CASE("windows in training may be shorter than the context, which stays the 
   export_gguf({.run = f / "runs/tune", .out = f / "gguf"});
   CHECK(slurp(f / "gguf/model.gguf").find("context_length") != std::string::npos);
 
-  // A context longer than that of the folder's model is refused.
+  // A context longer than the context of the folder's model is refused.
   const Finished above =
       tune({"--train.init_from=hf", "--model.block_size=5000", "--train.out_dir=x"});
   CHECK(above.code == 2);

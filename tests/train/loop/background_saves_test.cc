@@ -91,7 +91,8 @@ TEST_CASE("a background save writes exactly the state at the time of the call",
     const TempFolder f(fast_folder());
     const auto as = save_dtype(config(dtype));
     Small s;
-    // This is a running statistic, which a forward pass changes, so it is copied immediately.
+    // This buffer is a running statistic. A forward pass changes it, so a save copies it
+    // immediately.
     s.params.push_back(
         {.path = "mean", .parameter = Variable(torch::ones({3})), .role = Role{.name = "buffer"}});
     std::binary_semaphore trained(0);
@@ -115,7 +116,7 @@ TEST_CASE("a background save writes exactly the state at the time of the call",
       CHECK(saver.saved_step() == step);
 
       CHECK(files_of(f / "run/checkpoints" / checkpoint_name(step)) == files_of(wanted));
-      // A save that does not copy first writes other bytes.
+      // A save that writes without copying the state first gives other bytes.
       CHECK(files_of(store_checkpoint(f / "shared", at_step(step), view, {})) != files_of(wanted));
     }
   }

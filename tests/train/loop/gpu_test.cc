@@ -130,7 +130,7 @@ TEST_CASE("activations in host memory are restored for the backward pass on a GP
 
   for (const bool recomputes : {false, true}) {
     const at::Tensor wanted = gradient(nullptr, recomputes);
-    // All but three activations are on the host, then some of them, then none.
+    // First all but three activations are on the host, then some of them, then none.
     for (const size_t window : {size_t{0}, size_t{4} << 20, size_t{1} << 30}) {
       PinnedOffloader offload(window, /*least=*/1);
       CHECK(gradient(&offload, recomputes).equal(wanted));
@@ -265,7 +265,7 @@ TEST_CASE("linear_cross_entropy on a GPU, in several pieces, agrees with ATen", 
         torch::cross_entropy_loss(tx.matmul(tw.t()), targets.cuda(), {}, at::Reduction::Mean, -100);
     (wanted * 3).backward();
 
-    // Logits and their gradients are stored in the dtype.
+    // Logits and their gradients are stored in `dtype`, so the tolerance depends on it.
     const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
     const auto share = [](const at::Tensor& a, const at::Tensor& b) {
       return ((a.to(at::kFloat) - b).norm() / b.norm()).item<double>();

@@ -32,7 +32,7 @@ TEST_CASE("a run killed at any stage of a background save, during later steps, r
 
     for (const auto& stage : stages) {
       const bool there = stage == "save: renamed" || stage == "save: parent synced";
-      for (int nth : {1, 2, 3}) {  // the fourth is the run's last, which is not a background save
+      for (int nth : {1, 2, 3}) {  // the fourth save, the last, is synchronous
         // The previous save is complete when the next one is copied.
         CHECK(trials.trial({{stage, static_cast<double>(nth), 10 * (there ? nth : nth - 1)}}));
       }
@@ -49,7 +49,7 @@ TEST_CASE("a run killed while it waits for a background save, or between steps, 
   {
     Trials trials({"--checkpoint.async_save=true", "--checkpoint.interval=1"},
                   {{"LATHE_TEST_SLOW", "save: begun 200"}});
-    // In the n-th wait, the save of step n + 1 waits for that of step n.
+    // In the n-th wait, the save of step n + 1 waits for the save of step n.
     for (const int nth : {1, 2, 5})
       CHECK(trials.trial({{"save: waiting", static_cast<double>(nth), nth - 1}}));
   }

@@ -27,7 +27,7 @@ TEST_CASE("a run killed at any stage of a save resumes exactly", "[kill_points]"
   }
   CHECK(trials.trial({{"save: deleting an old one", 1, 30}}));
   CHECK(trials.trial(
-      {{"save: deleting an old one", 2, 40}}));  // no later save: the start must clean up
+      {{"save: deleting an old one", 2, 40}}));  // no save follows: the next start cleans up
 }
 
 TEST_CASE("a run killed at its start, or killed twice, resumes exactly", "[kill_points]") {
@@ -77,7 +77,7 @@ TEST_CASE("a run killed while it saves a step again keeps the checkpoint and res
   CHECK(step_of(list_checkpoints(folder / "killed").at(0)) == 40);
   CHECK(lathe_in(folder, {"verify", "killed"}).code == 0);
 
-  // The 4th rename of the save fails. The first two are of state.json and manifest.json, the 3rd
+  // The 4th rename of the save fails. The first two rename state.json and manifest.json, the 3rd
   // moves the old checkpoint aside, and the 4th would put the new checkpoint in its place.
   stop_at_end("failed");
   CHECK(trials.start("failed", {{"LATHE_TEST_FAIL", "rename EIO 4 1"}}).code == 6);

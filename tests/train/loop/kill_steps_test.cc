@@ -14,7 +14,7 @@ TEST_CASE("a run killed after its metrics passed the checkpoint resumes exactly"
     if (step % 10 != 0) CHECK(trials.trial({{"step", static_cast<double>(step), step / 10 * 10}}));
   }
   for (double step : {1, 9})
-    CHECK(trials.trial({{"step", step, 0}}));  // before there is a checkpoint
+    CHECK(trials.trial({{"step", step, 0}}));  // before the first checkpoint
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Tests of optimizers in runs: every kind resumes bit for bit, a config sets groups and averages,
-// and plans count the memory of the state.
+// Tests of optimizers in runs: every kind resumes bit for bit, a config can set parameter groups
+// and a moving average of the weights, and plans count the memory of the optimizer state.
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "optim/config.h"

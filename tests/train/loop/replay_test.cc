@@ -43,7 +43,7 @@ TEST_CASE("the spike guard's mean and variance are exponentially weighted", "[re
   for (int i = 0; i < 120; ++i) losses.push_back(2 + std::cos(i * 0.37) + 0.01 * i);
   for (double x : losses) CHECK(!guard.is_spike(x));
   // Compute the mean and the variance by definition: from the last loss to the first, each loss
-  // takes a share of the weight that the later losses left.
+  // takes a share of the weight that remains after the later losses.
   double left = 1, mean = 0, square = 0;
   for (size_t i = losses.size(); i-- > 0;) {
     const double weight = left * std::max(0.02, 1 / static_cast<double>(i + 1));

@@ -35,9 +35,9 @@ TEST_CASE(
   REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "data", "--tokenizer", "char"}).code == 0);
 
   // Working copies and 16-bit gradients exist for matmul weights, which are nearly all parameters
-  // here. fp8 layers have no working copy. Only the tied head has one: 18 of the model's 6200 rows
-  // of n_embd elements. Activations in bf16 take more than half of those in fp32, since the
-  // residual stream is fp32.
+  // here. With fp8, only the tied head has a working copy, which is negligible: the head has 18 x
+  // n_embd elements, and the model has 6200 x n_embd. Activations in bf16 take more than half of
+  // the bytes of activations in fp32, since the residual stream is fp32.
   const std::vector<Setting> settings{
       {"fp32", {}, 4, 4, 1, 103},
       {"bf16", {{"amp.dtype", "bf16"}}, 6, 2, 0.62, 103},
@@ -60,8 +60,8 @@ TEST_CASE(
   for (const auto& setting : settings) {
     INFO(setting.name);
     auto keys = setting.keys;
-    // Use no loader thread. If it needed a small block while this thread uses one, the cache would
-    // allocate another block.
+    // Use no loader thread. Such a thread could need a small block while this thread uses one, and
+    // the cache would then allocate another block.
     keys.insert(
         keys.end(),
         {{"data.workers", "0"}, {"data.dir", (f / "data").string()}, {"train.threads", "2"}});

@@ -438,7 +438,8 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
     REQUIRE(r.code == 0);
     return parse_json(r.out, "runs", Exit::internal).at(0)["state"].get<std::string>();
   };
-  // The only step's loss is that of the initial weights; the updated weights have no finite loss.
+  // The run has one step. The initial weights give its loss, and the updated weights have no finite
+  // loss.
   const std::vector<std::vector<std::string>> saves{
       {},
       {"--checkpoint.interval=1"},

@@ -12,7 +12,7 @@ using namespace lathe;
 using lathe::test::events_of;
 using lathe::test::served_tokenizer;
 
-constexpr int64_t chatml_end = 257, document_end_id = 258;  // in served_tokenizer()
+constexpr int64_t chatml_end = 257, document_end_id = 258;  // ids in served_tokenizer()
 
 TEST_CASE("a text is shown in complete characters, without its stop", "[serve_reply]") {
   const auto parts = [](const std::vector<std::string>& pieces, std::vector<std::string> stops) {
@@ -69,7 +69,7 @@ struct Joined {
   std::string text;
   std::vector<std::string> tokens;
   std::string finish;
-  std::vector<size_t> offsets{};  // of each token of a completion
+  std::vector<size_t> offsets{};  // one per token of a completion
   bool operator==(const Joined&) const = default;
 };
 

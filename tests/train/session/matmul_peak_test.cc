@@ -33,9 +33,9 @@ TEST_CASE(
   CHECK(first.rate > 1e8);
   CHECK(first.measurements == 1);
   CHECK(first.is_provisional());
-  overwrite(cache.path(), 1e20);  // a rate as of a faster machine
+  overwrite(cache.path(), 1e20);  // the rate of a faster machine
   CHECK(measure_peak(2, at::kFloat).rate == 1e20);
-  overwrite(cache.path(), 1e6);  // a rate as of a busy machine
+  overwrite(cache.path(), 1e6);  // the rate of a busy machine
   const MatmulCeiling third = measure_peak(2, at::kFloat);
   CHECK(third.rate > 1e8);
   CHECK(third.measurements == 3);

@@ -49,7 +49,8 @@ bool contains(const std::string& text, const std::string& part) {
   return lower(text).find(part) != std::string::npos;
 }
 
-/// Returns the name in the hardware table of a GPU such as "A100-80GB", "a100_40gb" or "H100-80GB".
+/// Returns the name that the hardware table uses for a GPU such as "A100-80GB", "a100_40gb" or
+/// "H100-80GB".
 std::string gpu_name(const std::string& text) {
   const std::string name = lower(text);
   if (contains(name, "a100")) return contains(name, "40") ? "a100-40" : "a100-80";

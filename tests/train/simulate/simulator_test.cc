@@ -95,8 +95,8 @@ TEST_CASE("at least 80% of published runs are simulated within 20%", "[simulator
 }
 
 TEST_CASE("memory agrees with the table in the ZeRO paper", "[simulator]") {
-  // Each parameter takes 2 + 2 + 12 bytes (Rajbhandari et al. 2020). "fused" must therefore keep
-  // its gradients in bfloat16 here.
+  // Each parameter takes 2 + 2 + 12 bytes (Rajbhandari et al. 2020). The simulated program "fused"
+  // must therefore keep its gradients in bfloat16 here.
   ClusterModel cluster = cluster_named("a100-80", 8, "fused");
   cluster.software.gradient_bytes = 2;
   StepWorkload step = gpt3(4);
@@ -137,8 +137,8 @@ TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulat
   CHECK(bytes(8, Recompute::full) == Approx(2 * s * b * h / 8));
 
   // With fp8, the saved inputs of three matrix products take one byte per element: qkv (h), the
-  // feed-forward layer's first (h) and its second (4 h). The input of the projection (h) takes one
-  // byte more per element.
+  // feed-forward layer's first (h) and its second (4 h). The input of the projection (h) takes
+  // three bytes per element instead of two.
   const MatmulDtype dtype = std::exchange(step.dtype, MatmulDtype::fp8);
   CHECK(bytes(8, Recompute::none) == Approx(s * b * h / 8 * (29 + 5 * a * s / h)));
   step.dtype = dtype;
@@ -158,8 +158,8 @@ TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulat
   CHECK(kept(8, 1) == Approx(kept(1, 1)));
   CHECK(kept(8, 3) == Approx((1 + 7. / 24) * kept(1, 1)));
 
-  // The estimate is that of the stage with the largest memory, which is the last stage if the
-  // logits are large.
+  // The estimate is for the stage with the largest memory. If the logits are large, this is the
+  // last stage.
   const auto logits = [&](int64_t vocab) {
     StepWorkload wide = gpt3(4);
     wide.shape.vocab = vocab;

@@ -374,7 +374,7 @@ TEST_CASE(
   size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   rlimit tight = before;
-  // Enough for the stacks of only some of the workers.
+  // This limit is enough for the stacks of only some of the workers.
   tight.rlim_cur = pages * 4096 + (size_t{100} << 20);
   REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
   const std::string refusal =

@@ -84,8 +84,8 @@ TEST_CASE("parts that were cut along a dimension for tensor parallelism are join
           "[checkpoint_tensors]") {
   const TempFolder f;
   const at::Tensor whole = torch::randn({4, 9});
-  // The sections are as in packed queries, keys and values. Their sizes are not divisible by the
-  // number of parts.
+  // The tensor has sections like packed queries, keys and values. Their sizes are not divisible by
+  // the number of parts.
   TensorCut cut{.dim = 1, .sections = {5, 2, 2}, .part = 0, .parts = 2};
   std::vector<std::vector<Piece>> ranks;
   for (cut.part = 0; cut.part < 2; ++cut.part) {

@@ -241,7 +241,7 @@ void cut_a_run(bool async_save, size_t states) {
   REQUIRE(record.points_before(record.calls().size(), "save: parent synced") == 4);
   CHECK(first_fault(record, states, saves.check(record)) == "");
 
-  // The check must fail for a program that omits the syncs of files, or those of folders.
+  // The check must fail for a program that omits the syncs of files, or the syncs of folders.
   for (const bool of_folders : {false, true}) {
     DiskRecord without = record;
     without.drop_syncs(of_folders);
@@ -299,7 +299,7 @@ TEST_CASE(
   };
   CHECK(first_fault(record, wanted_states() / 5, check) == "");
 
-  // The check must fail for a program that omits the syncs of files, or those of folders.
+  // The check must fail for a program that omits the syncs of files, or the syncs of folders.
   for (const bool of_folders : {false, true}) {
     DiskRecord without = record;
     without.drop_syncs(of_folders);

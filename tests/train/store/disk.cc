@@ -287,13 +287,13 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
       const size_t way = keep == Keep::zeros ? 1 : draw(3),
                    had = std::min(data.size(), whole.size());
       const size_t torn = keep == Keep::zeros ? had : had + draw(whole.size() - had);
-      if (way == 1) {  // the new length, with zeros after the first `torn` bytes
+      if (way == 1) {  // keep the new length, with zeros after the first `torn` bytes
         data = whole.substr(0, torn) + std::string(whole.size() - torn, '\0');
-      } else if (way == 2) {  // all bytes, except for a range of zeros that begins at `torn`
+      } else if (way == 2) {  // keep all bytes, except a range of zeros that begins at `torn`
         data = whole;
         const size_t zeros = draw(whole.size() - torn);
         data.replace(torn, zeros, std::string(zeros, '\0'));
-      } else if (way == 3) {  // only the first `torn` bytes
+      } else if (way == 3) {  // keep only the first `torn` bytes
         data = whole.substr(0, torn);
       }
     }

@@ -42,12 +42,12 @@ class DiskRecord {
   const std::vector<std::pair<size_t, std::string>>& points() const { return points_; }
   /// Returns how many fault points named `name` were reached after at most `n` calls.
   size_t points_before(size_t n, const std::string& name) const;
-  /// Removes all syncs of files or, if `of_folders`, of folders, as if the program did not make
-  /// them.
+  /// Removes the syncs of all files or, if `of_folders` is true, of all folders, as if the program
+  /// did not make these calls.
   void drop_syncs(bool of_folders);
 
   /// The unsynced changes that a power cut keeps: none; all; only changes of folders; changes of
-  /// folders, with zeros in place of the data of files; or a random part.
+  /// folders, with zeros instead of the data of files; or a random part.
   enum class Keep { none, all, folders_alone, zeros, random };
   /// Creates the folder `into` with contents that a power cut after the first `n` calls may leave.
   /// Each folder keeps the first of its unsynced changes, and each file the first of its unsynced

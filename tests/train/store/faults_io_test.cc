@@ -1,6 +1,6 @@
 // Tests of write failures: each file call of a save fails once, fails permanently, is interrupted,
-// or writes fewer bytes than requested. Also tests pipes, sockets and devices in place of regular
-// files.
+// or writes fewer bytes than requested. Also tests pipes, sockets and devices where regular files
+// are expected.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -135,9 +135,9 @@ TEST_CASE("a save that fails at any call keeps the checkpoints, reports why, and
     return run.written();
   }();
 
-  // The first three renames are those of state.json, manifest.json and the new checkpoint. The
-  // fourth begins the deletion of the old checkpoint, which may happen only when the new checkpoint
-  // is durable.
+  // The first three renames give state.json, manifest.json and the new checkpoint their final
+  // names. The fourth begins the deletion of the old checkpoint, which may happen only when the new
+  // checkpoint is durable.
   size_t deletes = 0;
   for (int renames = 0; renames < 4; ++deletes) renames += calls.at(deletes) == "rename";
   --deletes;

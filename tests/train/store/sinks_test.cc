@@ -1,5 +1,5 @@
 // Tests of the CSV files, TensorBoard events and layer statistics that runs write. When a run
-// resumes, these are cut back to the checkpoint, as metrics.jsonl is.
+// resumes, these files are cut back to the checkpoint, as metrics.jsonl is.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

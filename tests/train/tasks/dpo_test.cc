@@ -223,8 +223,8 @@ TEST_CASE("with adapters, the reference is the model without the adapters", "[dp
   };
   CHECK(loss("based_merged") == Approx(loss("based")).epsilon(1e-3));
 
-  // The merged run has the same reference, and refuses the reference after that model was trained
-  // further.
+  // The merged run has the same reference model. If that model is trained further, the merged run
+  // refuses it.
   fs::copy(f / "runs/base", f / "kept", fs::copy_options::recursive);
   dpo_in(f, {"train", "base.toml", "--train.out_dir=runs/base", "--train.steps=200"});
   const Finished changed = lathe_in(f, {"eval", "based_merged"});

@@ -89,8 +89,8 @@ TEST_CASE(
   CHECK(reached({.temperature = 2, .min_p = 0.5}) ==
         std::set<int64_t>{0, 1, 2});  // min_p is applied to the probabilities at this temperature
   CHECK(reached({.temperature = 1, .top_k = 2, .min_p = 0.2}) == std::set<int64_t>{0, 1});
-  // Probabilities are relative to the kept tokens: if these have 1 and 0.5, the likelier one has
-  // two thirds.
+  // Probabilities are normalized over the kept tokens. If these have 1 and 0.5 before
+  // normalization, the likelier token has two thirds.
   CHECK(sample_token(logits, {.temperature = 1, .min_p = 0.5}, 0.66) == 0);
   CHECK(sample_token(logits, {.temperature = 1, .min_p = 0.5}, 0.67) == 1);
 }
@@ -259,7 +259,7 @@ TEST_CASE(
   const auto [ids, log_probabilities] = written(negative, 2);
   CHECK(ids == Texts{{1, 0, 0}});
 
-  // The reported log probability is that of the model, without the penalty.
+  // The reported log probability comes from the logits of the model, without the penalty.
   const at::Tensor wanted = at::tensor(negative, at::kDouble).log_softmax(0);
   CHECK(log_probabilities[0][0] == Approx(wanted[1].item<double>()));
 }

@@ -291,7 +291,7 @@ TEST_CASE("a run without trainable parameters is refused before any file is crea
       f, *std::find_if(kinds.begin(), kinds.end(), [](const Kind& k) { return k.name == "rnn"; }));
   REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.out_dir=base", "--train.steps=2"}).code == 0);
 
-  // The second config has no model kind and takes that of the base, so checking only the config
+  // The second config has no model kind and takes the kind of the base, so checking only the config
   // finds no error.
   std::string text = slurp(f / "kind.toml");
   const size_t model = text.find("[model]"), behind = text.find('[', model + 1);

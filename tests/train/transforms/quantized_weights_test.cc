@@ -59,7 +59,7 @@ TEST_CASE("quantized tensors have the expected error and size", "[quantized_weig
     const QuantizedTensor int8(t, Format::int8, false, at::kCPU),
         nf4(t, Format::nf4, false, at::kCPU), twice(t, Format::nf4, true, at::kCPU);
     CHECK(error(int8) <= 0.5 / 127 * 1.0001);
-    // Half of the widest gap between levels, which is between -1 and -0.696.
+    // The largest error is half of the widest gap between levels, the gap from -1 to -0.696.
     CHECK(error(nf4) <= 0.15194);
     CHECK((twice.dequantize(at::kFloat) - nf4.dequantize(at::kFloat)).abs().max().item<double>() <=
           0.02 * largest.max().item<double>());
@@ -241,7 +241,7 @@ TEST_CASE(
     INFO(r.out << r.err);
     REQUIRE(r.code == 0);
 
-    // A plan reads no values of the base and no document starts, and must work without them.
+    // A plan must work without the values of the base and without document starts.
     std::vector<std::string> planned =
         command(dtype, dtype, {"--data.documents=separate", "--data.document_end=10"});
     planned[0] = "plan";
