@@ -33,7 +33,7 @@
 namespace lathe {
 
 /// How much of a part recompute_selectively() keeps. It keeps the results of the matrix products,
-/// convolutions and attentions with the most FLOPs per byte. Their bytes are limited to `share`
+/// convolutions and attention with the most FLOPs per byte. Their bytes are limited to `share`
 /// times the bytes that the part's ops would save without recomputation. A part may also use the
 /// bytes that previous parts left unused. In a similar way, Korthikanti et al. 2022, "Reducing
 /// activation recomputation in large transformer models", recompute only the inner results of

@@ -266,7 +266,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
       }
     }
     fail(Exit::usage, where, ": there is no key ", key,
-         near.empty() ? "; `lathe config docs` lists them all" : "; did you mean " + near + "?");
+         near.empty() ? "; `lathe config docs` lists all keys" : "; did you mean " + near + "?");
   }
 
   // Integers are accepted for floating-point keys. A number that is too large for an integer key

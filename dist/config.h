@@ -67,7 +67,7 @@ struct DistConfig {
       std::string, shard, "none",
       "What is sharded among the processes. optimizer: the optimizer state (ZeRO 1); gradients: "
       "also the gradients (ZeRO 2), which are then exchanged after every micro-batch if the number "
-      "of data parallel processes is a power of two and dist.context = 1; parameters: also the "
+      "of data-parallel processes is a power of two and dist.context = 1; parameters: also the "
       "parameters of the model's blocks (ZeRO 3), which needs memory.recompute = \"blocks\" or "
       "\"selective\". Does not change the bits of the results if the number of micro-batches of "
       "each process is a power of two.",

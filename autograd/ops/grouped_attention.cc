@@ -219,8 +219,8 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
   };
 
   LATHE_CHECK(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
-              sentence("the number of key heads must divide that of query heads, not "), kv_heads,
-              " and ", heads);
+              sentence("the number of key heads must divide the number of query heads, not "),
+              kv_heads, " and ", heads);
   LATHE_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
                   q.size(2) > 0 && q.size(2) % heads == 0 &&
                   k.size(2) == q.size(2) / heads * kv_heads && k.size(1) >= q.size(1),

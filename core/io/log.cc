@@ -198,7 +198,7 @@ void open_standard_streams() {
     // error.
     const int mode = fd == STDOUT_FILENO ? O_RDONLY : O_RDWR;
     if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", mode) != fd)
-      fail(Exit::io, "cannot open /dev/null in place of a standard stream that is closed");
+      fail(Exit::io, "cannot open /dev/null instead of a closed standard stream");
   }
 }
 

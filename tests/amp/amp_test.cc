@@ -120,7 +120,10 @@ TEST_CASE("a loss scale at its minimum, or too many skips in a row, ends the run
   CHECK(steps_to_end({.dynamic = false, .max_skips = 10}, 8) == 0);
 }
 
-TEST_CASE("one bad micro-batch skips the whole accumulated gradient", "[amp]") {
+TEST_CASE(
+    "a micro-batch with a non-finite gradient skips the update of the complete accumulated "
+    "gradient",
+    "[amp]") {
   GPTConfig m;
   m.n_layer = 1;
   m.n_head = 1;
@@ -308,7 +311,7 @@ TEST_CASE("an fp8 layer accepts a batch without rows", "[amp]") {
   CHECK(x.grad().sizes() == at::IntArrayRef{0, 32});
 }
 
-TEST_CASE("stochastic rounding is right on average; rounding to nearest loses small updates",
+TEST_CASE("stochastic rounding is exact on average; rounding to nearest loses small updates",
           "[amp]") {
   constexpr int64_t n = 200000;
   const auto after = [](at::ScalarType dtype, std::optional<uint64_t> seed, int threads,

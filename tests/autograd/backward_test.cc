@@ -272,7 +272,9 @@ TEST_CASE("grad() with create_graph records a graph even within NoGrad", "[backw
   CHECK(!mode().grad);
 }
 
-TEST_CASE("outputs of one node: parts, unused parts, indices, a hook on one output", "[backward]") {
+TEST_CASE(
+    "gradients and hooks are correct for an op with several outputs, some of which are unused",
+    "[backward]") {
   const Variable x = Variable::parameter(at::randn({3, 4}, at::kDouble));
   const auto parts = split(x, {1, 3}, 1);
   double seen = 0;

@@ -69,7 +69,7 @@ TEST_CASE("a bias is trained beside a frozen weight", "[boundary_cases]") {
   CHECK(c.grad().allclose(u.grad().sum(0), 1e-4, 1e-5));
 }
 
-TEST_CASE("grad leaves an existing .grad alone, and backward adds to a .grad of any layout",
+TEST_CASE("grad() does not change an existing .grad, and backward() adds to a .grad of any layout",
           "[boundary_cases]") {
   const at::Tensor x = torch::randn({5, 3}), dy = torch::randn({5, 4}), dw = dy.t().matmul(x);
   const Variable w = Variable::parameter(torch::randn({4, 3}));
@@ -83,7 +83,8 @@ TEST_CASE("grad leaves an existing .grad alone, and backward adds to a .grad of 
   CHECK(w.grad().allclose(dw + 1, 1e-5, 1e-5));
 }
 
-TEST_CASE("a gradient that two inputs share is not added to in place", "[boundary_cases]") {
+TEST_CASE("backward() does not add in place to a gradient that two inputs share",
+          "[boundary_cases]") {
   const Variable a = Variable::parameter(torch::ones({2}, at::kDouble)), x = a * 1.0, y = a * 1.0;
   // x and y share the gradient of x + y, and x gets a second gradient.
   backward(sum((x + y) + x * 2.0));

@@ -363,7 +363,7 @@ TEST_CASE("ops are not deferred if they are observed or their saved tensors are 
   CHECK(fused_ops(run(true, [&] { return six_ops(x, w, b); })) == 0);
 }
 
-TEST_CASE("a dry run allocates for deferred ops what a real run does", "[deferred]") {
+TEST_CASE("a dry run allocates as much memory for deferred ops as a real run", "[deferred]") {
   const auto peak = [] {
     const Variable x = Variable::parameter(torch::ones({640, 32})),
                    w = Variable::parameter(torch::ones({32}));

@@ -125,7 +125,7 @@ TEST_CASE("a function of elementwise ops is one op with one result", "[fused]") 
   CHECK_THROWS_AS(z.backward(torch::ones({32, 16})), Error);
 }
 
-TEST_CASE("a dry run allocates for a fused op what a real run does", "[fused]") {
+TEST_CASE("a dry run allocates as much memory for a fused op as a real run", "[fused]") {
   const auto used = [](auto&& f) {
     reset_memory_peaks();
     const int64_t before = memory_stats().total;

@@ -81,8 +81,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "recomputation keeps the engine's rules: grad(), hooks, second derivatives, retain, one "
-    "backward",
+    "grad(), hooks, second derivatives, retained graphs and the error of a second backward work "
+    "with recomputation",
     "[recompute]") {
   const Variable x = Variable::parameter(torch::randn({5}, at::kDouble));
   const auto cube = [](const Variable& v) { return v * v * v; };

@@ -4,9 +4,10 @@
 usage: bubble.py LATHE [--rounds N]
 
 Trains a GPT model with 8 blocks in two stages, with one thread per process, for several values of
-dist.virtual_stages and several numbers of micro-batches. "Measured" is the part of the forward and
-backward passes in which a stage waits for the other one, as the mean of both stages. Prints medians
-over the rounds.
+dist.virtual_stages and several numbers of micro-batches. "Idle" is the part of the step in which a
+stage waits for the other stage, as the mean of both stages. "By the forecast" is the time of the
+step with 8 micro-batches, scaled to another number of micro-batches by the idle parts that lathe
+plan forecasts for both. Prints medians over the rounds.
 """
 import argparse
 import json
@@ -18,7 +19,7 @@ from pathlib import Path
 from gpt_data import prepare
 from metrics import logged_steps
 
-SIZES = dict(layers=8, heads=6, dim=384, context=128, vocabulary=256, batch=2, accum=2, steps=12)
+SIZES = dict(layers=8, heads=12, dim=768, context=256, vocabulary=256, batch=2, accum=2, steps=8)
 
 
 def measure(lathe, folder, words):
@@ -52,11 +53,15 @@ def main():
         for _ in range(a.rounds):
             for case, words in cases.items():
                 found[case].append(measure(lathe, folder, words))
-        print("| micro-batches | `dist.virtual_stages` | idle, forecast | measured | ms per step |\n|---|---|---|---|---|")
-        for (parts, n), figures in found.items():
-            ms, idle = (statistics.median(column) for column in zip(*figures))
-            planned = forecast(lathe, folder, cases[parts, n])
-            print(f"| {n} | {parts} | {100 * planned:.0f}% | {100 * idle:.0f}% | {ms:.0f} |", flush=True)
+        print("| micro-batches | `dist.virtual_stages` | idle: forecast | measured | ms per step | by the forecast |")
+        print("|---|---|---|---|---|---|")
+        most = max(n for _, n in cases)
+        middle = {case: [statistics.median(column) for column in zip(*figures)] for case, figures in found.items()}
+        planned = {case: forecast(lathe, folder, words) for case, words in cases.items()}
+        for (parts, n), (ms, idle) in middle.items():
+            scale = n / (1 - planned[parts, n]) / (most / (1 - planned[parts, most]))
+            print(f"| {n} | {parts} | {100 * planned[parts, n]:.0f}% | {100 * idle:.0f}% | {ms:.0f} | "
+                  + (f"{scale * middle[parts, most][0]:.0f} |" if n < most else "|"))
 
 
 main()

@@ -8,7 +8,7 @@ DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. The tables ar
   memory  GPT-2 124M, with another memory technique in each row
   speed   GPT-2 124M, with other kernels or another dtype in each row
   sizes   the memory that `lathe plan` forecasts for each model, and the largest model that fits
-          into each limit
+          into each limit; with --peer, also the measured memory of PyTorch
   llama   the same as in sizes, for models of the kind llama
   walk    the memory and speed of two models with 355 million and 1.5 billion parameters. Each is
           trained in memory, and again with its optimizer state on the disk (and the parameters of
@@ -72,7 +72,7 @@ MEMORY = [
     ("updates in backward", {**BF16, **IN_BACKWARD}, "--dtype bf16 --in-backward"),
     ("optimizer state on disk", {**BF16, **DISK}, None),
     ("activations on disk", {**BF16, "memory.offload": "activations"}, None),
-    ("casts, blocks, in backward, on disk", {**SMALLEST, **DISK}, None),
+    ("casts at each use, recomputed blocks, updates in backward, state on disk", {**SMALLEST, **DISK}, None),
 ]
 FIT = [  # the rows of the tables sizes and llama: name, keys
     ("bf16, fp32 master weights", BF16),
@@ -82,6 +82,11 @@ FIT = [  # the rows of the tables sizes and llama: name, keys
     ("and 8-bit Adam", {**SMALLEST, "optim.kind": "adamw8bit"}),
     ("or optimizer state on disk", {**SMALLEST, **DISK}),
     ("and parameters on disk", {**BF16, **IN_BACKWARD, **BLOCKS, **ALL_ON_DISK}),
+]
+FIT_OF_PEER = [  # the same rows where PyTorch has the technique: name, arguments of torch_gpt.py
+    ("PyTorch: bf16, fp32 weights", "--dtype bf16 --optim fused"),
+    ("and recomputation of blocks", "--dtype bf16 --optim fused --recompute"),
+    ("and updates in backward", "--dtype bf16 --recompute --in-backward"),
 ]
 KILLED = {"checkpoint.interval": 8}
 WALK = [  # name, size, limit of memory, steps, keys
@@ -117,8 +122,8 @@ class Gpt2Bench:
         _, peak = resident([self.lathe, "train", *words], self.folder)
         return (peak * 1.048576, *figures(run, 4096))
 
-    def torch(self, words):
-        layers, heads, width = SIZES["124M"]
+    def torch(self, words, size="124M"):
+        layers, heads, width = SIZES[size]
         command = [self.peer, str(ROOT / "tests/bench/torch_gpt.py"), "--data", str(self.data / "train.bin"),
                    "--batch", "4", "--layers", str(layers), "--heads", str(heads), "--dim", str(width),
                    "--ctx", "1024", "--vocab", "50304", "--steps", str(self.steps), "--skip", "1",
@@ -146,7 +151,20 @@ class Gpt2Bench:
         def needed(size, keys):
             return self.planned(self.words({"train.batch_size": 1, **keys}, size))
 
-        return fit_rows(SIZES, needed)
+        return fit_rows(SIZES, needed) + self.fit_rows_of_peer()
+
+    def fit_rows_of_peer(self):
+        """Returns rows with PyTorch's measured peaks, without the models that exceed this machine's memory."""
+        rows = []
+        for name, words in FIT_OF_PEER if self.peer else []:
+            need = {}
+            for model, (layers, _, width) in SIZES.items():
+                # Weights, gradients and Adam's two moments take 16 bytes for each parameter.
+                least = 16e-9 * (12 * layers * width * width + 51328 * width)
+                need[model] = self.torch(f"{words} --batch 1 --steps 3", model)[0] / 1e3 if least < 0.8 * memory_gb() else None
+                print(name, model, need[model], flush=True)
+            rows.append(fit_row(name, need))
+        return rows
 
     def llama(self):
         def needed(size, keys):
@@ -218,9 +236,10 @@ class Gpt2Bench:
 
 def fit_row(name, need):
     """Returns a row with the GB that each model needs, and the largest model within each limit. `need`: by
-    model, the smallest model first."""
-    largest = [next((model for model in reversed(need) if need[model] <= limit), "none") for limit in LIMITS]
-    return f"| {name} | " + " | ".join(f"{gb:.1f}" for gb in need.values()) + " | " + " | ".join(largest) + " |"
+    model, the smallest model first; None for a model that was not measured."""
+    fits = {limit: [model for model, gb in need.items() if gb is not None and gb <= limit] for limit in LIMITS}
+    return (f"| {name} | " + " | ".join("" if gb is None else f"{gb:.1f}" for gb in need.values()) + " | "
+            + " | ".join(models[-1] if models else "none" for models in fits.values()) + " |")
 
 
 def fit_rows(models, needed):
@@ -229,6 +248,11 @@ def fit_rows(models, needed):
     rows = ["| GB of memory | " + " | ".join(models) + " | " + " | ".join(f"in {n} GB" for n in LIMITS) + " |",
             "|---" * (1 + len(models) + len(LIMITS)) + "|"]
     return rows + [fit_row(name, {model: needed(model, keys) for model in models}) for name, keys in FIT]
+
+
+def memory_gb():
+    """Returns the memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
 
 
 def steps_of(metrics):

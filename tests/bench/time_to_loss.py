@@ -34,7 +34,7 @@ ROWS = [
      {"train.steps": 500, "optim.lr": 4e-3, "schedule.kind": "linear", "schedule.min_lr": 0}),
     ("500 steps of muon, lr 1.5e-2, cosine to a tenth, warm-up of 100", RECIPE,
      {"schedule.kind": "cosine", "schedule.min_lr": 1.5e-3, "schedule.warmup_steps": 100}),
-    ("with a head of its own", RECIPE, {"model.tie_weights": "false"}),
+    ("the same with an untied head", RECIPE, {"model.tie_weights": "false"}),
     ("with batches of 24, 250 steps", RECIPE, {"train.batch_size": 24, "train.steps": 250}),
     ("muon, lr 1.5e-2, linear to 0, 500 steps: shakespeare_char_muon.toml", RECIPE, {}),
 ]

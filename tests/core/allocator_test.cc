@@ -94,7 +94,7 @@ TEST_CASE("a repeated step takes no further memory from the system", "[allocator
   CHECK(memory_stats().blocks == before.blocks);
 }
 
-TEST_CASE("blocks are aligned, do not overlap, and count in their category, from any thread",
+TEST_CASE("blocks are aligned, do not overlap, and are counted in their category on any thread",
           "[allocator]") {
   const MemoryStats before = memory_stats();
   const auto work = [&before](uint64_t thread) {

@@ -467,7 +467,8 @@ TEST_CASE("inputs that a kernel can't take are errors", "[kernels]") {
   CHECK(p.grad().to(at::kFloat).isfinite().all().item<bool>());
 }
 
-TEST_CASE("the head's loss in several pieces of rows is the sum of its pieces", "[kernels]") {
+TEST_CASE("the head's loss in several pieces of rows is the sum of the pieces' losses",
+          "[kernels]") {
   constexpr int64_t v = int64_t{1} << 18,
                     c = 4;  // a piece has at most 128 MiB of logits: 128 rows in float32
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {

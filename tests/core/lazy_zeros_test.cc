@@ -34,7 +34,7 @@ int64_t resident_bytes(const at::Tensor& t) {
          std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; });
 }
 
-TEST_CASE("lazy zeros take the memory of the pages that are written, and count it",
+TEST_CASE("lazy zeros take the memory of the pages that are written, and this memory is counted",
           "[lazy_zeros]") {
   const int64_t before = gradient_bytes();
   {

@@ -44,7 +44,7 @@ TEST_CASE("a keyed permutation visits every position once", "[random_and_files]"
   CHECK(same < 20);  // two random permutations agree at one position on average
 }
 
-TEST_CASE("safetensors come back as they were written", "[random_and_files]") {
+TEST_CASE("a safetensors file is read as it was written", "[random_and_files]") {
   const TempFolder folder;
   const std::vector<float> a{1, 2, 3, 4, 5, 6};
   const std::vector<uint8_t> b{7, 8, 9};

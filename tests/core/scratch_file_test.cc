@@ -176,7 +176,7 @@ TEST_CASE("complete pages bypass the page cache, and have the same bytes as cach
   file_calls = scratch_calls;
 }
 
-TEST_CASE("a thread does its work in order", "[scratch_file]") {
+TEST_CASE("the transfer thread runs its tasks in order", "[scratch_file]") {
   std::vector<int> done;
   std::mutex mutex;
   std::condition_variable last;

@@ -427,7 +427,7 @@ std::vector<double> firsts(const std::vector<NamedParameter>& parameters) {
 }
 
 // The next test case runs this one in one process per rank.
-TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
+TEST_CASE("a rank checks which parameters its stage keeps", "[.rank_of_stages]") {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
   DistConfig config;

@@ -92,7 +92,7 @@ TEST_CASE("parameters that are updated as a whole are never cut", "[shards]") {
   CHECK(owned == std::vector<int64_t>{70000, 70000, 0, 0});
 }
 
-TEST_CASE("buckets end in the order in which a backward pass completes them", "[shards]") {
+TEST_CASE("buckets are completed in the order of the backward pass", "[shards]") {
   // Small parameters of two kinds alternate. No bucket of either kind may wait for the first layer.
   std::vector<int64_t> sizes;
   std::vector<bool> divisible;

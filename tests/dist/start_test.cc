@@ -104,7 +104,7 @@ TEST_CASE("a tensor rank checks its start", "[.start_of_part]") {
 TEST_CASE("a data rank checks its start", "[.start_of_shard]") {
   check_start({"--dist.shard=parameters", "--memory.recompute=blocks"});
 }
-TEST_CASE("a data rank of a stage whose layers are cut checks its start", "[.start_of_all]") {
+TEST_CASE("a data rank of a stage with cut layers checks its start", "[.start_of_all]") {
   check_start({"--dist.pipeline=2", "--dist.tensor=2", "--dist.shard=parameters",
                "--memory.recompute=blocks"});
 }

@@ -50,8 +50,10 @@ std::vector<UpdatingCase> updating_cases() {
   };
 }
 
-TEST_CASE("updates in backward on several processes are bitwise equal to updates after it on one",
-          "[updating_ranks]") {
+TEST_CASE(
+    "updates in backward on several processes are bitwise equal to updates after the backward pass "
+    "on one process",
+    "[updating_ranks]") {
   for (const int ranks : {2, 4}) {
     const Words steps{"--train.steps=6",          "--train.grad_accum=" + std::to_string(ranks),
                       "--train.batch_size=4",     "--train.eval_interval=3",

@@ -56,8 +56,10 @@ void check_names(const std::string& message, const std::vector<std::string>& fac
   for (const std::string& fact : facts) CHECK_THAT(message, ContainsSubstring(fact));
 }
 
-TEST_CASE("dims of one call are bound by name, and a mismatch names path, both shapes and the dim",
-          "[module_hooks]") {
+TEST_CASE(
+    "dims with the same name must have the same size in a call, and a mismatch names path, both "
+    "shapes and the dim",
+    "[module_hooks]") {
   const auto ones = [](std::vector<int64_t> sizes) { return Variable(torch::ones(sizes)); };
   TransformerOptions o;
   o.n_embd = 8;

@@ -429,7 +429,7 @@ TEST_CASE("set_updates() keeps NAdam's product of momenta", "[optimizer_table]")
   CHECK(optimizer.control().updates == 3);
 }
 
-TEST_CASE("8-bit levels are sorted and distinct, and their extremes are those that are expected",
+TEST_CASE("8-bit levels are sorted and distinct, and have the expected extremes",
           "[optimizer_table]") {
   for (const bool with_sign : {true, false}) {
     const auto& levels = dynamic_levels(with_sign);

@@ -409,7 +409,7 @@ Command prepare_command() {
             "Encode text with a BPE on this many threads, which does not change the result. "
             "Default: all cores."},
            {"source",
-            "Name a source of a mixture as NAME=PATH:SHARE in place of IN. SHARE is the weight of "
+            "Name a source of a mixture as NAME=PATH:SHARE instead of IN. SHARE is the weight of "
             "PATH among the training windows, by default 1, and data.mix can set other weights. "
             "It may be given several times."},
            {"format",
@@ -421,8 +421,8 @@ Command prepare_command() {
             "text or jsonl by the name of each file.",
             {"auto", "text", "jsonl", "instructions", "preferences", "images"}},
            {"chat-template",
-            "Format instructions and preferences as chatml, as llama3, or with a Jinja file, in "
-            "place of the tokenizer's template.",
+            "Format instructions and preferences as chatml, as llama3, or with a Jinja file, instead "
+            "of the tokenizer's template.",
             {"chatml", "llama3"}},
            {"field",
             "Read the text of each JSON line from this field. Default: text, or messages for "

@@ -127,7 +127,7 @@ struct MemoryConfig {
       "What is kept of a model's blocks for the backward pass. none: everything. blocks: the input "
       "of each block. blocks.0-7: the input of each of the first eight blocks, and everything of "
       "the other blocks. selective: the input of each block, and the results of the matrix "
-      "products, convolutions and attentions with the most FLOPs per byte, up to 40% of what the "
+      "products, convolutions and attention with the most FLOPs per byte, up to 40% of what the "
       "blocks would keep. sqrt: the input of each group of about the square root of the number of "
       "blocks; a group is recomputed block by block. Everything else is computed again in the "
       "backward pass, with bitwise the same results: selective takes 1.1 to 1.2 times as long, "

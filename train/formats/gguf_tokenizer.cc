@@ -44,7 +44,7 @@ std::string pre_tokenizer_name(const BPEDefinition& d) {
   const auto found = std::ranges::find(all_pre_tokenizers(), d.patterns, &Splits::patterns);
   if (found != all_pre_tokenizers().end()) return found->name;
   fail(Exit::usage, "GGUF has no name for the tokenizer's way to split text (", d.patterns.front(),
-       "); it has one for those of GPT-2, Llama 3, Qwen 2 and SmolLM");
+       "); it has names only for the ways of GPT-2, Llama 3, Qwen 2 and SmolLM");
 }
 
 /// Returns the scores of all tokens, as SentencePiece stores them. llama.cpp merges the pair whose

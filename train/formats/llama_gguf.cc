@@ -136,7 +136,7 @@ void read_rope_keys(ConfigKeys& c, const GGUFFacts& facts, int64_t width, ModelK
   if (type != "none") c.refuse(key("scaling.type"), "rope_freqs.weight scales the positions too");
   if (std::ssize(facts.rope_divisors) != width / 2)
     c.refuse(key("dimension_count"), str("rope_freqs.weight has ", facts.rope_divisors.size(),
-                                         " elements in place of ", width / 2));
+                                         " elements instead of ", width / 2));
   const double factor = decimal_value(std::ranges::max(facts.rope_divisors));
   const auto found = factor > 1 ? scaling_of(facts.rope_divisors, theta, factor) : std::nullopt;
   if (!found)

@@ -169,7 +169,8 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
   }
   if (!buffers(model).empty()) {
     refuse(
-        "does not support running statistics yet, such as those of batch norm; set dist.pipeline "
+        "does not support layers with running statistics yet, such as batch norm; set "
+        "dist.pipeline "
         "to 1");
   }
   const double head = model.has_head() ? static_cast<double>(full_numel(model.head_weight())) : 0;

@@ -90,11 +90,11 @@ struct SimulatorConstants {
   LATHE_FIELD(double, matmul_ramp, 250.0,
               "inner size at which start and end of a tile take half of a matrix product's time",
               between(0, 1e5))
-  LATHE_FIELD(double, flash1_share, 0.37, "share of the portable bf16 rate, heads of 128",
+  LATHE_FIELD(double, flash1_share, 0.37, "share of the portable bf16 rate, with heads of 128 channels",
               above(0, 1))
-  LATHE_FIELD(double, flash2_share, 0.66, "share of the portable bf16 rate, heads of 128",
+  LATHE_FIELD(double, flash2_share, 0.66, "share of the portable bf16 rate, with heads of 128 channels",
               above(0, 1))
-  LATHE_FIELD(double, flash3_share, 0.65, "share of the bf16 rate, heads of 128", above(0, 1))
+  LATHE_FIELD(double, flash3_share, 0.65, "share of the bf16 rate, with heads of 128 channels", above(0, 1))
   LATHE_FIELD(double, attention_ramp, 350.0,
               "tokens of a sequence at which attention reaches half of its rate", between(0, 1e5))
   LATHE_FIELD(double, attention_head_ramp, 20.0,
@@ -108,7 +108,8 @@ struct SimulatorConstants {
               "share of the bandwidth between nodes that collectives reach", above(0, 1))
   LATHE_FIELD(double, node_latency_us, 3.4, "latency of a hop within a node, microseconds",
               between(0, 1e4))
-  LATHE_FIELD(double, collective_us, 8.4, "start of a collective, microseconds", between(0, 1e5))
+  LATHE_FIELD(double, collective_us, 8.4, "time to start a collective, microseconds",
+              between(0, 1e5))
   LATHE_FIELD(double, contention, 0.3,
               "share of the time of hidden communication by which it slows other kernels",
               between(0, 1))

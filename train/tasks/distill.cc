@@ -11,8 +11,8 @@ namespace {
 
 struct DistillConfig {
   LATHE_FIELD(std::string, teacher, "",
-              "Run, checkpoint or Hugging Face folder of the teacher. Its tokenizer must be that "
-              "of the data.",
+              "Run, checkpoint or Hugging Face folder of the teacher, which must have the "
+              "tokenizer of the data.",
               anything().fixed())
   LATHE_FIELD(double, temperature, 2.0,
               "Temperature: the logits of both models are divided by it before their distributions "

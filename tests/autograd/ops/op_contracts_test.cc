@@ -415,7 +415,7 @@ TEST_CASE("the result of an elementwise op depends on elements at its position o
   CHECK(others > 5);  // softmax, norms and sums over a dim are recognized as not elementwise
 }
 
-TEST_CASE("functions of several ops name themselves where an input is undefined",
+TEST_CASE("a function of several ops names itself in the error if an input is undefined",
           "[op_contracts]") {
   const Variable none, x(torch::ones({2, 3}));
   const std::vector<std::pair<std::string, std::function<void()>>> rows{

@@ -12,7 +12,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("even rows of the op table agree with both oracles", "[op_table]") {
+TEST_CASE("even rows of the op table agree with LibTorch and with central differences",
+          "[op_table]") {
   check_rows(0, 2);  // op_table_rest_test.cc checks the other half
 }
 

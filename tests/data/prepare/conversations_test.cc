@@ -105,7 +105,7 @@ TEST_CASE("the answers of conversations and their end tokens are learned, in eac
   CHECK(marked_text(o.out, "train") == "2+2=[4\n]");
 }
 
-TEST_CASE("a completion's tokens are those that generation appends to its prompt",
+TEST_CASE("a completion's tokens are the tokens that generation appends to the prompt",
           "[conversations]") {
   const TempFolder f;
   write_file(f / "a.jsonl", "{\"prompt\": \"abc\", \"completion\": \"ab\"}\n");

@@ -51,7 +51,7 @@ TEST_CASE("an added token that is text is found in every text", "[tokenizer_fold
   CHECK(!BPE(d, "test").ends_at_lines());
 }
 
-TEST_CASE("a chat has a space where SentencePiece's rule puts one after a special token",
+TEST_CASE("in a chat, a special token is followed by a space if SentencePiece's rule requires it",
           "[tokenizer_folders]") {
   for (const SpaceBefore rule : {SpaceBefore::none, SpaceBefore::each, SpaceBefore::each_without,
                                  SpaceBefore::first_without}) {

@@ -255,7 +255,9 @@ TEST_CASE("YaRN's keys are read with the formulas of transformers", "[families]"
       "rope_truncate", true));
 }
 
-TEST_CASE("a key that a family can't compute is refused by name", "[families]") {
+TEST_CASE(
+    "a config.json key that a family can't compute is refused with an error that names the key",
+    "[families]") {
   const auto refused = [](const std::string& type, const Json& more, const std::string& what) {
     INFO(type << more.dump());
     std::string error;

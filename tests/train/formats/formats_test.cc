@@ -283,7 +283,8 @@ std::function<void(const fs::path&)> sharded(const std::function<void(Json& map)
 }
 
 TEST_CASE(
-    "a Hugging Face folder that is inconsistent or needs another computation is refused by name",
+    "a Hugging Face folder that is inconsistent or needs another computation is refused with an "
+    "error that names the fault",
     "[formats]") {
   const TempFolder f;
   export_hugging_face({.run = make_run(f, "run", "gpt", gpt), .out = f / "hf"});

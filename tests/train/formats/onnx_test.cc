@@ -200,7 +200,8 @@ TEST_CASE("an ONNX file of a table has its columns, categories and fill values",
 }
 
 TEST_CASE(
-    "language models are exported with gates in ONNX's order, and without absent biases and heads",
+    "language models are exported with RNN gates in ONNX's order, and without absent biases and "
+    "heads",
     "[onnx]") {
   const TempFolder f;
   const Values sizes{{"vocab_size", int64_t{259}}, {"block_size", int64_t{8}},

@@ -232,7 +232,8 @@ TEST_CASE("the next call throws an error of a background save, as a synchronous 
 }
 
 TEST_CASE(
-    "an error of `before` ends a save, and weights that are not finite are refused before any copy",
+    "an error of the callback `before` ends a save, and weights that are not finite are refused "
+    "before any copy",
     "[background_saves]") {
   const TempFolder f(fast_folder());
   Small s;

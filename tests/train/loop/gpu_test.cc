@@ -297,8 +297,8 @@ TEST_CASE("GPU kernels accept unaligned views and refuse CPU tensors", "[gpu]") 
 }
 
 TEST_CASE(
-    "attention's backward on a GPU does not depend on other samples, if heads do not fill the "
-    "last round",
+    "attention's gradients on a GPU do not depend on other samples, even if heads do not fill the "
+    "last round of multiprocessors",
     "[gpu]") {
   if (skip_without_gpu()) return;
   torch::manual_seed(4);
