@@ -421,7 +421,8 @@ Command prepare_command() {
             "text or jsonl by the name of each file.",
             {"auto", "text", "jsonl", "instructions", "preferences", "images"}},
            {"chat-template",
-            "Format instructions and preferences as chatml, as llama3, or with a Jinja file, instead "
+            "Format instructions and preferences as chatml, as llama3, or with a Jinja file, "
+            "instead "
             "of the tokenizer's template.",
             {"chatml", "llama3"}},
            {"field",

@@ -90,11 +90,12 @@ struct SimulatorConstants {
   LATHE_FIELD(double, matmul_ramp, 250.0,
               "inner size at which start and end of a tile take half of a matrix product's time",
               between(0, 1e5))
-  LATHE_FIELD(double, flash1_share, 0.37, "share of the portable bf16 rate, with heads of 128 channels",
+  LATHE_FIELD(double, flash1_share, 0.37,
+              "share of the portable bf16 rate, with heads of 128 channels", above(0, 1))
+  LATHE_FIELD(double, flash2_share, 0.66,
+              "share of the portable bf16 rate, with heads of 128 channels", above(0, 1))
+  LATHE_FIELD(double, flash3_share, 0.65, "share of the bf16 rate, with heads of 128 channels",
               above(0, 1))
-  LATHE_FIELD(double, flash2_share, 0.66, "share of the portable bf16 rate, with heads of 128 channels",
-              above(0, 1))
-  LATHE_FIELD(double, flash3_share, 0.65, "share of the bf16 rate, with heads of 128 channels", above(0, 1))
   LATHE_FIELD(double, attention_ramp, 350.0,
               "tokens of a sequence at which attention reaches half of its rate", between(0, 1e5))
   LATHE_FIELD(double, attention_head_ramp, 20.0,

@@ -174,8 +174,8 @@ void CheckpointTensors::put_together(size_t i) const {
   if (entry.bytes.data() != nullptr || entry.numel() == 0) return;
   const auto dtype = dtype_from_safetensors(entry.dtype);
   if (!dtype)
-    fail(Exit::checkpoint, path_.string(), ": tensor \"", entry.name, "\" has the dtype ", entry.dtype,
-         ", which this build does not support");
+    fail(Exit::checkpoint, path_.string(), ": tensor \"", entry.name, "\" has the dtype ",
+         entry.dtype, ", which this build does not support");
 
   const MemoryScope memory(Memory::checkpoints);
   const TensorPart& first = pieces_[i][0].part;
