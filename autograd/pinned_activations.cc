@@ -104,7 +104,11 @@ void wait_for_copy(const PinnedActivation& a) {
 detail::PinnedActivation::~PinnedActivation() {
   // The allocator may reuse the memory after the destructor, so the computing stream must wait for
   // the copy.
-  wait_for_copy(*this);
+  try {
+    wait_for_copy(*this);
+  } catch (const c10::Error&) {
+    // After an error of the GPU, every call fails. The error that ended the pass is reported.
+  }
   if (const auto found = store->by_storage.find(key);
       found != store->by_storage.end() && found->second == number)
     store->by_storage.erase(found);

@@ -242,8 +242,22 @@ void GradientExchange::resolve_missing_gradients(const std::vector<char>& anywhe
   for (size_t i = 0; i < parameters_.size(); ++i) use(i);
 }
 
-/// Sends buckets as they become sendable, until all are sent or the exchange ends early.
+/// Sends buckets on the exchange's thread. Hands an error to the training thread.
 void GradientExchange::work() {
+  try {
+    send_buckets();
+  } catch (...) {
+    {
+      const std::lock_guard lock(mutex_);
+      error_ = std::current_exception();
+      ++sent_;
+    }
+    one_sent_.notify_one();
+  }
+}
+
+/// Sends buckets as they become sendable, until all are sent or the exchange ends early.
+void GradientExchange::send_buckets() {
   // Use one core here, because the backward pass needs the other cores. at::get_num_threads() sets
   // OpenMP's number of threads when a thread calls it for the first time, so call it before
   // omp_set_num_threads().
@@ -260,21 +274,14 @@ void GradientExchange::work() {
       ready_.wait(lock, [&] { return sendable_ > next || ended_; });
       if (sendable_ <= next) return;
     }
-    std::exception_ptr error;
-    try {
-      if (device_.is_cuda()) made_[next]->block(exchange_stream(device_));
-      if (is_deferred_[next] == 0) exchange(buckets[next]);
-    } catch (...) {
-      error = std::current_exception();
-    }
+    if (device_.is_cuda()) made_[next]->block(exchange_stream(device_));
+    if (is_deferred_[next] == 0) exchange(buckets[next]);
 
     {
       const std::lock_guard lock(mutex_);
-      error_ = error;
       ++sent_;
     }
     one_sent_.notify_one();
-    if (error) return;
   }
 }
 

@@ -74,6 +74,7 @@ class GradientExchange {
 
  private:
   void work();
+  void send_buckets();
   void send_in_dry_run();
   void resolve_missing_gradients(const std::vector<char>& anywhere);
   void wait_while_too_many_are_unsent();

@@ -21,10 +21,11 @@ namespace {
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                             int size, double timeout) {
-  // By default, threads of c10d end the process if an exchange takes too long. Lathe waits for each
-  // exchange itself, and finds out which rank was lost.
+  // By default, threads of c10d end the process if an exchange fails or takes too long. Lathe waits
+  // for each exchange itself, and finds out which rank was lost.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+  setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", /*overwrite=*/0);
   // Several groups may exchange at the same time, from several threads.
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
 

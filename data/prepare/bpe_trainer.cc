@@ -59,7 +59,12 @@ Words count_words(const DocumentSource& source, const BPETraining& t) {
   };
 
   std::vector<std::future<Words>> others;
-  for (int i = 1; i < t.threads; ++i) others.push_back(std::async(std::launch::async, work));
+  try {
+    for (int i = 1; i < t.threads; ++i) others.push_back(std::async(std::launch::async, work));
+  } catch (...) {
+    stopped = true;  // the destructors of `others` wait for the threads that have started
+    throw;
+  }
   Words all = work();
   for (auto& other : others) {
     for (const auto& [word, count] : other.get()) all[word] += count;

@@ -169,11 +169,14 @@ void OutFolder::publish(const std::vector<FinishedFile>& files,
 std::vector<std::string> OutFolder::unfinished_files() const {
   std::vector<std::string> found;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(path_, error)) {
+  for (fs::directory_iterator at(path_, error); !error && at != fs::directory_iterator();
+       at.increment(error)) {
+    const fs::directory_entry& entry = *at;
+    std::error_code unknown;
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(unfinished_prefix)) continue;
     const std::string rest = name.substr(std::strlen(unfinished_prefix));
-    if ((is_data_name(rest) || rest.starts_with("manifest.json")) && entry.is_regular_file())
+    if ((is_data_name(rest) || rest.starts_with("manifest.json")) && entry.is_regular_file(unknown))
       found.push_back(name);
   }
   return found;

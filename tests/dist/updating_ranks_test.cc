@@ -106,6 +106,20 @@ TEST_CASE("updates in backward save the gradients' memory on each process, as pl
   }
   const double gradients = 4.0 * 8 * 12 * 64 * 64;
   CHECK(memory[0] - memory[1] > 0.6 * gradients);
+
+  // If gradients are clipped by their norm, they are exchanged twice.
+  for (const Words& more : {Words{"--dist.context=2", "--train.grad_accum=1"}, Words{}}) {
+    const Words keys = with_keys(
+        with_keys({"--train.grad_accum=2", "--train.batch_size=1", "--train.steps=3",
+                   "--optim.grad_clip=1", "--train.eval_interval=0", "--data.workers=0",
+                   "--dist.bucket_mb=0.05", "--dist.timeout=60"},
+                  in_backward),
+        more);
+    const std::string name = more.empty() ? "clipped" : "clipped-context";
+    INFO(name);
+    REQUIRE(train_on(f, 2, "kind.toml", name, keys).code == 0);
+    check_forecast(f, 2, keys, f / "runs" / name);
+  }
 }
 
 TEST_CASE("updates in backward are refused unless each process has one micro-batch",

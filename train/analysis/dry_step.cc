@@ -15,6 +15,7 @@
 #include "train/step/forward_passes.h"
 #include "train/step/shares.h"
 #include "train/step/stepper.h"
+#include "train/step/update_in_backward.h"
 
 namespace lathe {
 
@@ -182,6 +183,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
         result.sent_bytes, bytes_sent_in_step(world(), rank, *s.layout, s.local_params(),
                                               s.exchanged, s.config.dist.shard, all / data_ranks));
   }
+  result.sent_bytes *= passes_in_step(s.config);
   result.sent_bytes += sent_in_replica * (all / data_ranks) / own;
   result.peaks = memory_stats();
   add_facts(result, s);

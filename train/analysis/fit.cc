@@ -25,6 +25,7 @@
 #include "train/formats/source.h"
 #include "train/simulate/hardware.h"
 #include "train/step/shares.h"
+#include "train/step/update_in_backward.h"
 
 namespace lathe {
 namespace {
@@ -107,9 +108,11 @@ std::vector<Alternatives> settings_to_try(const RunConfig& c, int ranks, int64_t
 
   // If gradients are clipped by their norm, updates in backward run each forward and backward pass
   // twice.
-  const bool is_twice = c.optim.grad_clip > 0 && c.optim.grad_clip_by == "norm";
+  RunConfig updating = c;
+  updating.memory.update_in_backward = true;
+  const double cost = passes_in_step(updating) == 2 ? 95 : 3;
   if (!c.memory.update_in_backward)
-    all.push_back({{}, {{{"memory.update_in_backward", "true"}}, is_twice ? 95. : 3.}});
+    all.push_back({{}, {{{"memory.update_in_backward", "true"}}, cost}});
   // Adding micro-batches in pairs takes memory for partial sums.
   if (c.train.sum_order == "tree" && c.train.batch_size * c.train.grad_accum > 2)
     all.push_back({{}, {{{"train.sum_order", "sequence"}}, 1}});
@@ -136,12 +139,22 @@ std::vector<Overrides> combinations(const std::vector<Alternatives>& of) {
   return keys;
 }
 
-/// Returns about the smallest memory that any combination needs. Starts without changes and
-/// replaces the setting of one kind after another by the alternative that needs the least, until no
-/// alternative needs less. `needs` returns nullopt for keys that contradict each other.
-int64_t least_memory(const std::vector<Alternatives>& of,
+/// Returns about the smallest memory that any combination needs. Starts with the alternatives that
+/// have a key of `start`, and replaces the setting of one kind after another by the alternative that
+/// needs the least, until no alternative needs less. `needs` returns nullopt for keys that
+/// contradict each other.
+int64_t least_memory(const std::vector<Alternatives>& of, const Overrides& start,
                      const std::function<std::optional<int64_t>(const Overrides&)>& needs) {
-  std::vector<size_t> chosen(of.size(), 0);
+  const auto is_in_start = [&](const Setting& one) {
+    return std::ranges::find_first_of(one.keys, start) != one.keys.end();
+  };
+  std::vector<size_t> chosen;
+  for (const Alternatives& alternatives : of) {
+    const auto found = std::ranges::find_if(alternatives, is_in_start);
+    chosen.push_back(found == alternatives.end()
+                         ? 0
+                         : static_cast<size_t>(std::distance(alternatives.begin(), found)));
+  }
   const auto needs_now = [&] {
     Overrides keys;
     for (size_t i = 0; i < of.size(); ++i) {
@@ -168,6 +181,16 @@ int64_t least_memory(const std::vector<Alternatives>& of,
     }
   }
   return least;
+}
+
+/// Returns the smallest result of least_memory() for several starts. Some settings are possible only
+/// together with others, so the search reaches them only if it starts with both.
+int64_t least_memory(const std::vector<Alternatives>& of,
+                     const std::function<std::optional<int64_t>(const Overrides&)>& needs) {
+  const std::pair<std::string, std::string> blocks{"memory.recompute", "blocks"};
+  return std::min({least_memory(of, {}, needs),
+                   least_memory(of, {blocks, {"memory.update_in_backward", "true"}}, needs),
+                   least_memory(of, {blocks, {"dist.shard", "parameters"}}, needs)});
 }
 
 /// Returns the largest micro-batch that needs no more than `bytes`; nullopt if there is none.
@@ -343,12 +366,13 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
   for (const Setting& offload : offloads) {
     std::vector<Alternatives> kinds = in_memory;
     kinds.push_back({offload});
-    // Skip all combinations if even the smallest memory is too much. A small micro-batch may
-    // exclude some settings, and needs more partial sums of gradients, so try the current size as
-    // well.
+    // Skip all combinations if even the smallest memory is too much. A small micro-batch needs more
+    // partial sums of gradients, so try the current size as well.
     const int64_t least = least_memory(kinds, [&](const Overrides& change) {
-      const auto small = needed(change, batches.back()), current = needed(change, batches.front());
-      return small && current ? std::optional(std::min(*small, *current)) : small ? small : current;
+      const auto current = needed(change, batches.front());
+      std::optional<int64_t> small;  // the memory of the smallest size that is not excluded
+      for (size_t i = batches.size(); i-- > 0 && !small;) small = needed(change, batches[i]);
+      return small && current ? std::optional(std::min(*small, *current)) : small;
     });
     if (least > bytes) continue;
     for (const Overrides& change : combinations(kinds)) {

@@ -20,6 +20,7 @@
 #include "train/analysis/plan_data.h"
 #include "train/session/passes.h"
 #include "train/step/stepper.h"
+#include "train/step/update_in_backward.h"
 
 namespace lathe {
 namespace {
@@ -94,10 +95,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   // Updates in backward are measured as updates after backward. With clipping by norm, a run that
   // updates in backward needs the gradient norm before its first update, so it runs each forward
   // and backward pass twice.
-  const OptimConfig& c = loaded.config.optim;
-  const bool is_twice =
-      loaded.config.memory.update_in_backward && c.grad_clip > 0 && c.grad_clip_by == "norm";
-  const double passes = is_twice ? 2 : 1;
+  const double passes = passes_in_step(loaded.config);
   const int64_t touched = without_disk(loaded, dry);
 
   // Earlier peaks of the process must not count.

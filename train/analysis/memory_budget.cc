@@ -1,5 +1,7 @@
 #include "train/analysis/memory_budget.h"
 
+#include <ATen/ops/full.h>
+
 #include <utility>
 
 #include "core/device.h"
@@ -47,7 +49,7 @@ class BudgetSearch {
     return fits(first_blocks(recomputed_, blocks_));
   }
 
-  /// Returns how many bytes this process needs with the last value that was tried.
+  /// Returns how many bytes a process needs, at most, with the last value that was tried.
   int64_t bytes() const { return bytes_; }
   int64_t blocks() const { return blocks_; }
   /// Returns how many blocks are recomputed, if memory.recompute names the first blocks or all
@@ -60,8 +62,9 @@ class BudgetSearch {
     loaded_.config.memory.recompute = policy;
     const DryStep dry = dry_step(loaded_, ranks_);
     blocks_ = dry.blocks;
-    bytes_ = dry.resident() + program_;
-    return !world().any(bytes_ > budget_);
+    const int64_t own = dry.resident() + program_;
+    bytes_ = world().gather(at::full({1}, own, at::kLong)).max().item<int64_t>();
+    return bytes_ <= budget_;
   }
 
   LoadedConfig& loaded_;

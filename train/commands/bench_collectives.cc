@@ -70,19 +70,22 @@ std::vector<CollectiveBench> make_collectives(int64_t elements, at::Device devic
   std::vector<int64_t> cuts(static_cast<size_t>(ranks) + 1);
   for (size_t i = 0; i < cuts.size(); ++i) cuts[i] = static_cast<int64_t>(i) * share;
   // The first row sums a tensor in the way in which dist/exchange.h sums gradients.
-  return {{.name = "sum (ordered)",
-           .ours = [=] { all_gather(reduce_scatter(whole)); },
-           .c10d = [=, &group]() mutable { group.all_reduce_of_c10d(library); }},
-          {.name = "reduce-scatter (ordered)",
-           .ours = [=] { reduce_scatter(whole); },
-           .c10d = [=, &group]() mutable { group.reduce_scatter_of_c10d(received, library); }},
-          {.name = "all-gather",
-           .ours = [=] { all_gather(part); },
-           .c10d = [=, &group] { group.gather(part); }},
-          {.name = "all-to-all",
-           .ours = [=] { all_to_all(whole); },
-           .c10d = [=, &group]() mutable { group.all_to_all(other, library, cuts); }},
-          {.name = "send to the next rank", .ours = exchange_around, .c10d = nullptr}};
+  std::vector<CollectiveBench> benches{
+      {.name = "sum (ordered)",
+       .ours = [=] { all_gather(reduce_scatter(whole)); },
+       .c10d = [=, &group]() mutable { group.all_reduce_of_c10d(library); }},
+      {.name = "reduce-scatter (ordered)",
+       .ours = [=] { reduce_scatter(whole); },
+       .c10d = [=, &group]() mutable { group.reduce_scatter_of_c10d(received, library); }},
+      {.name = "all-gather",
+       .ours = [=] { all_gather(part); },
+       .c10d = [=, &group] { group.gather(part); }},
+      {.name = "all-to-all",
+       .ours = [=] { all_to_all(whole); },
+       .c10d = [=, &group]() mutable { group.all_to_all(other, library, cuts); }}};
+  if (ranks > 1)
+    benches.push_back({.name = "send to the next rank", .ours = exchange_around, .c10d = nullptr});
+  return benches;
 }
 
 }  // namespace

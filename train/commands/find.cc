@@ -83,6 +83,9 @@ int64_t measure_on_gpu(const LoadedConfig& loaded, const RunData& data) try {
   return cuda_api().memory_peak();
 } catch (const c10::OutOfMemoryError&) {
   return too_much;
+} catch (const Error& e) {  // an op reports that its tensors don't fit
+  if (e.code() != Exit::memory) throw;
+  return too_much;
 }
 
 /// Returns the config with `batch` samples per micro-batch and one micro-batch per step.

@@ -351,8 +351,10 @@ Exit run_plan(const Arguments& a) {
   if (*ranks > 1 && !gpus.empty())
     fail(Exit::usage,
          "command line: --ranks cannot be combined with --for; use --card for several GPUs");
-  check_process_count(resolved, *ranks);
-  check_tensor_ranks(resolved, *ranks);
+  if (!asks_for_cluster(a)) {
+    check_process_count(resolved, *ranks);
+    check_tensor_ranks(resolved, *ranks);
+  }
   if (json && (!fit.empty() || !gpus.empty()))
     fail(Exit::usage, "command line: --json cannot be combined with --fit or --for");
 

@@ -158,6 +158,7 @@ StepWorkload step_of(LoadedConfig loaded) {
   step.master = c.amp.master;
   set_optimizer(step, c.optim);
   add_axis_faults(step.faults, c);
+  step.updates_in_backward = c.memory.update_in_backward;
   for (const LayerCut& rule : layer_cuts_of(c)) {
     if (rule.units > 0) step.tensor_units.emplace_back(rule.units, rule.unit);
   }

@@ -72,6 +72,8 @@ Exit train_here(const LoadedConfig& given, bool verify_data, bool force) {
     log_info("data      ", resolved.config.data.dir, ": all checksums match");
   }
 
+  // The search within a budget is a collective, whose number of exchanges depends on the config.
+  world().check_same("memory.budget", data.loaded.config.memory.budget);
   const BudgetedConfig budget = apply_memory_budget(data.loaded, world().size());
   const LoadedConfig& loaded = budget.loaded;
   if (!budget.text.empty()) log_info(budget.text);
@@ -154,10 +156,10 @@ Exit train(const LoadedConfig& loaded, bool verify_data, bool force) {
       set_console_level(Level::warn);
       set_log_prefix(str("rank ", placement->rank, ": "));
     }
-    join_world(*placement, loaded.config.dist);
   }
 
   try {
+    if (placement) join_world(*placement, loaded.config.dist);
     return train_from_sources(loaded, verify_data, force);
   } catch (const std::exception& e) {
     const auto* error = dynamic_cast<const Error*>(&e);

@@ -59,6 +59,9 @@ struct StepWorkload {
     std::string data{}, tensor{}, context{}, pipeline{}, virtual_stages{};
   };
   AxisFaults faults{};
+  /// Whether the run updates parameters in the backward pass, for which Lathe needs one micro-batch
+  /// per batch group and complete parameters.
+  bool updates_in_backward = false;
   /// Numbers of units, each with the name of the unit, such as "heads". Lathe can divide the model
   /// among tensor ranks only if the number of tensor ranks divides all these numbers.
   std::vector<std::pair<int64_t, std::string>> tensor_units{};

@@ -11,6 +11,11 @@
 
 namespace lathe {
 
+int passes_in_step(const RunConfig& config) {
+  const OptimConfig& c = config.optim;
+  return config.memory.update_in_backward && c.grad_clip > 0 && c.grad_clip_by == "norm" ? 2 : 1;
+}
+
 at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, double divisor,
                              double lr, double& waited) {
   Optimizer& optimizer = s.optimizer;
@@ -44,8 +49,7 @@ at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, doubl
     return sum;
   };
 
-  const OptimConfig& c = s.config.optim;
-  if (c.grad_clip > 0 && c.grad_clip_by == "norm") {
+  if (passes_in_step(s.config) == 2) {
     // Mark this pass as a recomputation, so that it updates no running statistics. This pass draws
     // the same random numbers as the second pass.
     const ModeGuard guard;

@@ -6,6 +6,10 @@
 
 namespace lathe {
 
+/// Returns how often a step runs each forward and backward pass: twice if it updates in backward
+/// and clips gradients by their norm, otherwise once.
+int passes_in_step(const RunConfig& config);
+
 /// Runs the forward and the backward pass of one micro-batch. Updates each parameter as soon as its
 /// gradient is complete, then frees the gradient (Lv et al. 2023, "Full parameter fine-tuning for
 /// large language models with limited resources"). The result is bitwise equal to the result of a

@@ -200,6 +200,9 @@ void write_checkpoint(const fs::path& target, const RunState& state, const Snaps
   } catch (const Error&) {
     if (snapshot.is_divided && world().is_writer()) remove_unfinished(temporary);
     throw;
+  } catch (...) {  // such as std::bad_alloc
+    if (!snapshot.is_divided || world().is_writer()) remove_unfinished(temporary);
+    throw;
   }
 }
 

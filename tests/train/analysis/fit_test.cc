@@ -144,6 +144,62 @@ TEST_CASE("--fit changes how weights are kept if other changes are not enough", 
   CHECK((*fit)[0].first.starts_with("amp."));
 }
 
+TEST_CASE("--fit proposes settings that are possible only together", "[fit]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::string path = (f / "tiny.toml").string();
+  const Overrides given{
+      {"data.dir", (f / "data").string()}, {"model.n_layer", "8"},    {"model.n_embd", "128"},
+      {"model.block_size", "8"},           {"train.batch_size", "1"}, {"train.grad_accum", "1"},
+      {"model.vocab_size", "100"},         {"optim.grad_clip", "0"}};
+  const auto needs = [&](const Overrides& more) { return resident_with(path, given, more); };
+  const std::pair<std::string, std::string> blocks{"memory.recompute", "blocks"},
+      updating{"memory.update_in_backward", "true"};
+
+  // Parameters can be on the disk only with both settings, and without them, nothing is enough.
+  const int64_t limit = needs({blocks, updating, {"memory.offload", "optimizer+parameters"}});
+  REQUIRE(limit < needs({blocks,
+                         updating,
+                         {"memory.offload", "optimizer"},
+                         {"amp.dtype", "bf16"},
+                         {"amp.master", "false"}}));
+  const auto fit = find_fit(path, given, {.dry = dry_step(load_config(path, given))}, limit);
+  REQUIRE(fit);
+  CHECK(needs(*fit) <= limit);
+  CHECK(std::ranges::find(*fit, std::pair<std::string, std::string>{
+                                    "memory.offload", "optimizer+parameters"}) != fit->end());
+}
+
+TEST_CASE("--fit finds a smaller micro-batch if the smallest one is excluded", "[fit]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::string path = (f / "tiny.toml").string();
+  // fp8 needs a multiple of 16 tokens, so micro-batches here are even.
+  const Overrides given{{"data.dir", (f / "data").string()},
+                        {"model.n_layer", "2"},
+                        {"model.n_embd", "32"},
+                        {"model.n_head", "2"},
+                        {"model.block_size", "8"},
+                        {"model.vocab_size", "100"},
+                        {"train.sum_order", "sequence"},
+                        {"amp.dtype", "fp8"},
+                        {"amp.fp8_edge_blocks", "0"},
+                        {"train.batch_size", "128"},
+                        {"train.grad_accum", "1"}};
+  const Overrides two{{"train.batch_size", "2"}, {"train.grad_accum", "64"}};
+  const auto needs = [&](const Overrides& more) { return resident_with(path, given, more); };
+  const int64_t limit = needs(two);
+  for (const char* policy : {"blocks", "sqrt"}) {
+    REQUIRE(limit < needs({{"memory.recompute", policy},
+                           {"optim.kind", "adamw8bit"},
+                           {"amp.master", "false"},
+                           {"memory.offload", "optimizer+activations"}}));
+  }
+  const auto fit = find_fit(path, given, {.dry = dry_step(load_config(path, given))}, limit);
+  REQUIRE(fit);
+  CHECK(needs(*fit) <= limit);
+}
+
 TEST_CASE("plan --json forecasts what bench step measures, and plan --fit prints keys that fit",
           "[fit][process_memory]") {
   const TempFolder f(fast_folder());

@@ -136,6 +136,13 @@ TEST_CASE("a cluster plan knows which layouts Lathe refuses to train", "[cluster
     CHECK(has_it("tensor=4,data=2", "gpt.toml", {key}) == cuts);
     CHECK(has_it("data=8", "gpt.toml", {key}));
   }
+
+  // Updates in the backward pass need one micro-batch per process, and complete parameters.
+  const std::vector<std::string> updating{"--memory.update_in_backward=true",
+                                          "--train.batch_size=4", "--train.grad_accum=8"};
+  CHECK(has_it("data=8,micro=4", "gpt.toml", updating));
+  CHECK(!has_it("data=8,micro=2", "gpt.toml", updating));
+  CHECK(!has_it("data=8,micro=4,shard=1", "gpt.toml", updating));
 }
 
 TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
