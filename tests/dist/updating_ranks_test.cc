@@ -109,12 +109,12 @@ TEST_CASE("updates in backward save the gradients' memory on each process, as pl
 
   // If gradients are clipped by their norm, they are exchanged twice.
   for (const Words& more : {Words{"--dist.context=2", "--train.grad_accum=1"}, Words{}}) {
-    const Words keys = with_keys(
-        with_keys({"--train.grad_accum=2", "--train.batch_size=1", "--train.steps=3",
-                   "--optim.grad_clip=1", "--train.eval_interval=0", "--data.workers=0",
-                   "--dist.bucket_mb=0.05", "--dist.timeout=60"},
-                  in_backward),
-        more);
+    const Words keys =
+        with_keys(with_keys({"--train.grad_accum=2", "--train.batch_size=1", "--train.steps=3",
+                             "--optim.grad_clip=1", "--train.eval_interval=0", "--data.workers=0",
+                             "--dist.bucket_mb=0.05", "--dist.timeout=60"},
+                            in_backward),
+                  more);
     const std::string name = more.empty() ? "clipped" : "clipped-context";
     INFO(name);
     REQUIRE(train_on(f, 2, "kind.toml", name, keys).code == 0);

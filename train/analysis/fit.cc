@@ -140,8 +140,8 @@ std::vector<Overrides> combinations(const std::vector<Alternatives>& of) {
 }
 
 /// Returns about the smallest memory that any combination needs. Starts with the alternatives that
-/// have a key of `start`, and replaces the setting of one kind after another by the alternative that
-/// needs the least, until no alternative needs less. `needs` returns nullopt for keys that
+/// have a key of `start`, and replaces the setting of one kind after another by the alternative
+/// that needs the least, until no alternative needs less. `needs` returns nullopt for keys that
 /// contradict each other.
 int64_t least_memory(const std::vector<Alternatives>& of, const Overrides& start,
                      const std::function<std::optional<int64_t>(const Overrides&)>& needs) {
@@ -183,8 +183,8 @@ int64_t least_memory(const std::vector<Alternatives>& of, const Overrides& start
   return least;
 }
 
-/// Returns the smallest result of least_memory() for several starts. Some settings are possible only
-/// together with others, so the search reaches them only if it starts with both.
+/// Returns the smallest result of least_memory() for several starts. Some settings are possible
+/// only together with others, so the search reaches them only if it starts with both.
 int64_t least_memory(const std::vector<Alternatives>& of,
                      const std::function<std::optional<int64_t>(const Overrides&)>& needs) {
   const std::pair<std::string, std::string> blocks{"memory.recompute", "blocks"};
