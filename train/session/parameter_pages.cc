@@ -30,6 +30,15 @@ ParameterPages::ParameterPages(std::span<const NamedParameter> parameters) {
   resident_bytes_ = outside + largest;
 }
 
+void ParameterPages::release(const NamedParameter& p) {
+  const Leaf* leaf = p.parameter.as_leaf();
+  if (p.block < 0 || leaf == nullptr) return;
+  for (const at::Tensor& t : {p.parameter.data(), leaf->precision.low}) {
+    if (t.defined() && MappedMemory::holds(t.storage().data_ptr()))
+      MappedMemory::release(t.storage().data_ptr());
+  }
+}
+
 template <class F>
 void ParameterPages::each(int64_t block, F&& f) const {
   const auto found = blocks_.find(block);

@@ -29,6 +29,10 @@ class ParameterPages final : public BlockHooks {
   void end(size_t block, bool is_recomputed) override;
   bool serves_any_pass() const override { return true; }
 
+  /// Releases the pages of one parameter of a block, if its memory is mapped. Call this function
+  /// after an update that comes later than the backward pass of the block.
+  static void release(const NamedParameter& parameter);
+
   /// Returns an estimate of the bytes of parameters that are resident at a time: the parameters
   /// outside of blocks, and the parameters of the largest block.
   int64_t resident_bytes() const { return resident_bytes_; }

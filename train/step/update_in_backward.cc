@@ -58,7 +58,13 @@ at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, doubl
   }
   optimizer.decide(lr, options);
 
-  options.loss = run([&](size_t i) { optimizer.update_parameter(i, options); });
+  // With several processes, a gradient arrives after its exchange, and then the backward pass of
+  // its block may already be over.
+  const bool is_late = s.pages && world().data().size > 1;
+  options.loss = run([&](size_t i) {
+    optimizer.update_parameter(i, options);
+    if (is_late) ParameterPages::release(s.params[i]);
+  });
   optimizer.end_stages(options);
   statistics.apply();
   return options.loss;
