@@ -16,24 +16,20 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gpt_data import prepare
-from metrics import logged_steps
+from small_model import prepare, train, write_config
 
-SIZES = dict(layers=8, heads=12, dim=768, context=256, vocabulary=256, batch=2, accum=2, steps=8)
+SIZES = dict(kind="gpt", layers=8, heads=12, width=768, tokens=256, vocabulary=256, batch=2, steps=8, dtype="bf16")
 
 
 def measure(lathe, folder, words):
     """Returns the ms of a step, and the idle part of the stages."""
-    subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
-    subprocess.run([lathe, "launch", "-n", "2", "--", "train", "bubble.toml", "--train.out_dir=run", *words], cwd=folder,
-                   check=True, capture_output=True)
-    steps = logged_steps(folder / "run")[3:]
+    steps = train(lathe, folder, *words, ranks=2)[3:]
     idle = [statistics.mean(r["wait_ms"] / (r["busy_ms"] + r["wait_ms"]) for r in step["ranks"]) for step in steps]
     return statistics.median(step["step_ms"] for step in steps), statistics.median(idle)
 
 
 def forecast(lathe, folder, words):
-    out = subprocess.run([lathe, "plan", "bubble.toml", "--ranks", "2", "--json", *words], cwd=folder, check=True,
+    out = subprocess.run([lathe, "plan", "model.toml", "--ranks", "2", "--json", *words], cwd=folder, check=True,
                          capture_output=True, text=True).stdout
     return json.loads(out.strip().splitlines()[-1])["pipeline_bubble"]
 
@@ -46,7 +42,8 @@ def main():
     lathe = str(Path(a.lathe).resolve())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(lathe, folder, "bubble.toml", **SIZES)
+        prepare(lathe, folder)
+        write_config(folder, **SIZES)
         cases = {(parts, n): ["--dist.pipeline=2", f"--dist.virtual_stages={parts}", f"--train.grad_accum={n}", "--train.threads=1"]
                  for n in (2, 4, 8) for parts in (1, 2, 4)}
         found = {case: [] for case in cases}

@@ -20,9 +20,9 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reliability"))
-from gpt_data import prepare
 from metrics import logged_steps
 from networks import ADDRESSES, NAMES, Networks
+from small_model import prepare, write_config
 
 BUCKET_MB, STEPS, PORT = 25, 6, 29547
 
@@ -56,7 +56,7 @@ def measure(start, lathe, folder, rounds):
         rows = json.loads(table.strip().splitlines()[-1])["collectives"]
         bucket = next(row for row in rows if row["mb"] == BUCKET_MB and row["collective"].startswith("sum"))
         subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
-        start([lathe, "train", "overlap.toml", "--train.out_dir=run", "--train.threads=1"], folder)
+        start([lathe, "train", "model.toml", "--train.out_dir=run", "--train.threads=1"], folder)
         steps = logged_steps(folder / "run")[2:]
         sent = steps[-1]["ranks"][0]["sent_bytes"]
         alone = bucket["ms"] * sent / bucket["bytes_sent"]
@@ -80,8 +80,9 @@ def main():
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(lathe, folder, "overlap.toml", layers=12, heads=12, dim=768, context=256, vocabulary=50304, steps=STEPS, batch=4,
-                accum=a.accum)
+        prepare(lathe, folder)
+        write_config(folder, kind="gpt", layers=12, heads=12, width=768, tokens=256, vocabulary=50304, steps=STEPS, batch=4,
+                     accum=a.accum, dtype="bf16")
         print("| network | MB sent per step | ms per step | exchange alone, ms | waited, ms | hidden |\n|---|---|---|---|---|---|")
         print_row("loopback", on_loopback)
         with Networks() as networks:

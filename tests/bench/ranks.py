@@ -11,27 +11,22 @@ the peak resident memory of a process.
 import argparse
 import json
 import statistics
-import subprocess
 import tempfile
 from pathlib import Path
 
-import gpt_data
-from metrics import logged_steps
 from peak import resident
+from small_model import prepare, train_and_measure, write_config
 
 HERE = Path(__file__).resolve().parent
 LAYERS, HEADS, DIM, CONTEXT, BATCH, ACCUM, VOCABULARY, STEPS = 6, 6, 384, 256, 4, 4, 256, 8
 
 
 def lathe_step(lathe, folder, ranks, shard):
-    words = ["train", "ranks.toml", "--train.out_dir=run", f"--train.threads={2 // ranks}", f"--dist.shard={shard}"]
+    words = [f"--train.threads={2 // ranks}", f"--dist.shard={shard}"]
     if shard == "parameters":
         words.append("--memory.recompute=blocks")
-    subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
-    launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
-    _, peak = resident([lathe, *launch, *words], folder)
-    times = [line["step_ms"] for line in logged_steps(folder / "run")]
-    return statistics.median(times[2:]), peak
+    steps, peak = train_and_measure(lathe, folder, *words, ranks=ranks)
+    return statistics.median(line["step_ms"] for line in steps[2:]), peak
 
 
 def peer_step(python, folder, ranks, parallel):
@@ -54,9 +49,11 @@ def main():
     lathe = str(Path(a.lathe).resolve())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "tokens.bin").write_bytes(b"".join(bytes([b, 0]) for b in gpt_data.TEXT))
-        gpt_data.prepare(lathe, folder, "ranks.toml", layers=LAYERS, heads=HEADS, dim=DIM, context=CONTEXT, batch=BATCH,
-                         accum=ACCUM, vocabulary=VOCABULARY, steps=STEPS)
+        prepare(lathe, folder)
+        write_config(folder, kind="gpt", layers=LAYERS, heads=HEADS, width=DIM, tokens=CONTEXT, batch=BATCH, accum=ACCUM,
+                     vocabulary=VOCABULARY, steps=STEPS, dtype="bf16")
+        text = (folder / "text.txt").read_bytes()
+        (folder / "tokens.bin").write_bytes(b"".join(bytes([b, 0]) for b in text))
 
         rows = {f"Lathe, {ranks} x {2 // ranks} threads, {shard}": (lambda r=ranks, s=shard: lathe_step(lathe, folder, r, s))
                 for ranks, shard in [(1, "none"), *((2, s) for s in ("none", "optimizer", "gradients", "parameters"))]}

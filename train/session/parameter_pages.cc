@@ -6,15 +6,26 @@
 #include "core/mapped_memory.h"
 
 namespace lathe {
+namespace {
+
+/// Returns the tensors of a parameter's values and of its working copy whose memory is mapped.
+std::vector<at::Tensor> mapped_tensors(const NamedParameter& p) {
+  const Leaf* leaf = p.parameter.as_leaf();
+  const at::Tensor low = leaf != nullptr ? leaf->precision.low : at::Tensor();
+  std::vector<at::Tensor> mapped;
+  for (const at::Tensor& t : {p.parameter.data(), low}) {
+    if (t.defined() && MappedMemory::holds(t.storage().data_ptr())) mapped.push_back(t);
+  }
+  return mapped;
+}
+
+}  // namespace
 
 ParameterPages::ParameterPages(std::span<const NamedParameter> parameters) {
   int64_t outside = 0;
   std::map<int64_t, int64_t> bytes;
   for (const NamedParameter& p : parameters) {
-    const Leaf* leaf = p.parameter.as_leaf();
-    const at::Tensor low = leaf != nullptr ? leaf->precision.low : at::Tensor();
-    for (const at::Tensor& t : {p.parameter.data(), low}) {
-      if (!t.defined() || !MappedMemory::holds(t.storage().data_ptr())) continue;
+    for (const at::Tensor& t : mapped_tensors(p)) {
       const auto size = static_cast<int64_t>(t.nbytes());
       if (p.block < 0) {
         outside += size;
@@ -31,12 +42,8 @@ ParameterPages::ParameterPages(std::span<const NamedParameter> parameters) {
 }
 
 void ParameterPages::release(const NamedParameter& p) {
-  const Leaf* leaf = p.parameter.as_leaf();
-  if (p.block < 0 || leaf == nullptr) return;
-  for (const at::Tensor& t : {p.parameter.data(), leaf->precision.low}) {
-    if (t.defined() && MappedMemory::holds(t.storage().data_ptr()))
-      MappedMemory::release(t.storage().data_ptr());
-  }
+  if (p.block < 0) return;
+  for (const at::Tensor& t : mapped_tensors(p)) MappedMemory::release(t.storage().data_ptr());
 }
 
 template <class F>
