@@ -1,6 +1,6 @@
-// Defines formulas of elementwise ops. A formula is a forward pass that fused() or deferred() has
-// recorded, or the backward pass that is derived from it. A formula runs as a chain: block by
-// block, with all ops on a block before the next one (core/kernels/chain.h).
+// Defines formulas of elementwise ops and ops on rows. A formula is a forward pass that fused() or
+// deferred() has recorded, or the backward pass that is derived from it. A formula runs as a chain,
+// block by block: all ops run on a block before they run on the next block (core/kernels/chain.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,8 +49,8 @@ class ChainFormula {
   /// already.
   int add_cast(int a, at::ScalarType dtype);
 
-  /// Adds the op of `value`, applied to the operands `from`, which must have the same dtypes as the
-  /// operands of `value`. Returns the index of its result.
+  /// Adds the op of `value`, applied to the operands `from`, which must have the same dtypes and
+  /// shapes as the operands of `value`. Returns the index of its result.
   int add_like(const ChainValue& value, const std::array<int, 3>& from);
 
   /// Adds the backward pass from the gradient `dy` of `result`, with the same operations in the

@@ -276,9 +276,9 @@ Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> fr
   r->dy = r->backward.add_input(r->formula[result].dtype, false, r->formula[result].per_row);
   r->uses = r->backward.add_backward(result, r->dy);
 
-  // Keep the results of ATen's functions, tanh and softmax, because they are expensive to compute
-  // again. (Without fusing, these ops also keep their results.) Keep sums of rows, because they
-  // take little memory.
+  // Keep the results of tanh, of softmax and of ops that call ATen's functions, because these
+  // results are expensive to compute again. (Without fusing, ops such as exp, tanh and softmax also
+  // keep their results.) Keep sums of rows, because they take little memory.
   std::vector<int> wanted;
   for (const ChainUse& use : r->uses) wanted.push_back(use.gradient);
 

@@ -20,8 +20,7 @@ class DeferredTrace;
 
 namespace detail {
 
-/// Defers the ops of this thread that fused() supports, until this object is destroyed; see
-/// deferred().
+/// While this object exists, defers the ops of this thread that fused() supports; see deferred().
 class DeferOps : public ModeGuard {
  public:
   /// Ops whose results have fewer elements run immediately: recording them would cost more than
@@ -58,24 +57,24 @@ class DeferOps : public ModeGuard {
 
 /// Counts of the ops that deferred() has fused.
 struct FusionCount {
-  int64_t ops = 0;    ///< elementwise ops that became part of a fused op
-  int64_t fused = 0;  ///< fused ops that computed these ops
+  int64_t ops = 0;    ///< ops that became part of a fused op
+  int64_t fused = 0;  ///< fused ops that replaced these ops
 };
 /// Returns the counts of this thread since it started.
 FusionCount fusion_count();
 
 /// Returns f() and fuses its elementwise ops, sums and means of rows, and softmax. Each op is
-/// recorded when it is called. The recorded ops run when one of their values is read, when an op
-/// that can't be recorded is called, when an op whose result has another shape is called (results
-/// with one element per row may be recorded too), and when 64 values are recorded. Results that
-/// still have handles at that time are stored, and so are results on which several stored results
-/// depend. If gradients would otherwise be added in another order than without deferred(), all
-/// results are stored. The remaining ops run inside the op "fused" (autograd/fused.h) of the stored
-/// result that depends on them. The following ops run as they do without deferred(): an op that
-/// can't be combined with another one, an op with a small result, an op that fused() does not
-/// support, and all ops while they are observed or recomputed. `changing` lists tensors that f()
-/// may change in place; an op with a constant operand that shares memory with one of these tensors
-/// also runs as it does without deferred().
+/// recorded when it is called. The recorded ops run when f() returns. They run earlier if one of
+/// their values is read, if an op that can't be recorded is called, if an op whose result has
+/// another shape is called (results with one element per row may be recorded too), or if 64 values
+/// are recorded. Results that still have handles at that time are stored, and so are results on
+/// which several stored results depend. If gradients would otherwise be added in another order than
+/// without deferred(), all results are stored. The remaining ops run inside the op "fused"
+/// (autograd/fused.h) of the stored result that depends on them. The following ops run as they do
+/// without deferred(): an op that can't be combined with another one, an op with a small result, an
+/// op that fused() does not support, and all ops while they are observed or recomputed. `changing`
+/// lists tensors that f() may change in place; an op with a constant operand that shares memory
+/// with one of these tensors also runs as it does without deferred().
 ///
 /// A temporary lives until the end of its expression: matmul(tanh(exp(x)), w) runs while exp(x)
 /// still has a handle, so exp(x) is stored. After the statement `y = tanh(exp(x))`, exp(x) has no

@@ -11,7 +11,7 @@
 namespace lathe {
 namespace {
 
-/// A function that was recorded without running it.
+/// The recorded ops of a function, and the index of the value that the function returned.
 struct TracedFunction {
   ChainTrace trace;
   int result = 0;

@@ -2,8 +2,8 @@
 // tensors, forward, and, right below forward, backward. The struct must be copyable. It is also
 // stored in the node, and apply() runs it. A new op needs three things: the struct and its function
 // in ops/<family>.cc, a declaration in ops.h or a header of ops/, and a row in a table
-// tests/autograd/ops/op_table_*.cc. Backward formulas call the ops of ops.h by their plain names,
-// which exist for tensors too: see ops/formula.h.
+// tests/autograd/ops/op_table_*.cc. Backward formulas call the ops of ops.h by their plain names.
+// Functions with these names also exist for tensors (ops/formula.h).
 //
 // Some ops can compute their result cheaply from tensors that they save besides their inputs. Such
 // an op may define `at::Tensor result() const`, which computes its result from them, and `bool
@@ -11,7 +11,8 @@
 // recomputation then keeps only these tensors and not the result (recompute.h).
 //
 // An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns a
-// vector of tensors; its backward takes a list of gradients, which are undefined if none arrived.
+// vector of tensors. Its backward takes a list with the gradient of each output, which is undefined
+// if no gradient reached the output.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -148,10 +149,10 @@ class Saved {
 
   /// Returns the tensor without the checks of data().
   const at::Tensor& kept() const { return tensor_; }
-  /// Hands over the tensor if it is the input of the op that this slot is for, so that
-  /// reattach_input() can restore it; else returns an undefined tensor.
+  /// If this slot holds the unchanged input index() of the op, removes the tensor from the slot and
+  /// returns it. reattach_input() can then restore it. Otherwise returns an undefined tensor.
   at::Tensor detach_input(std::span<const Variable> inputs);
-  /// Restores the tensor that detach_input() handed over, from the op's inputs in a later run.
+  /// Restores the tensor that detach_input() removed, from the op's inputs in a later run.
   void reattach_input(std::span<const Variable> inputs);
   /// Replaces the tensor by a packed one; unpack() does the reverse.
   void pack(std::shared_ptr<const PackedTensor> packed);
@@ -169,8 +170,9 @@ class Saved {
   int index_ = 0;
 };
 
-/// Calls a function with each Saved that is copied on this thread, until destroyed. C++ cannot list
-/// the members of an op, but a copy of the op copies every Saved in it, even in arrays and vectors.
+/// While this object exists, calls a function with each Saved that is copied on this thread. C++
+/// cannot list the members of an op, but a copy of the op copies every Saved in it, even in arrays
+/// and vectors.
 class VisitSaved {
  public:
   explicit VisitSaved(const SavedVisit& visit);

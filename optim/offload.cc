@@ -18,13 +18,13 @@ namespace {
 
 constexpr size_t page = 4096;              // alignment of units and buffers
 constexpr size_t line = 64;                // alignment of tensors within a unit
-constexpr size_t largest_unit = 16 << 20;  // bytes of a unit that can be cut
+constexpr size_t largest_unit = 16 << 20;  // bytes; a parameter that can't be cut may take more
 constexpr size_t units_at_least = 16;      // least number of units, if parameters are small enough
 constexpr size_t buffers_at_least = 4;     // one in use, two read ahead, one being written
 
 size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
-/// Returns the bytes of a slot's state for a range of its elements, as they are laid out in a unit.
+/// Returns the number of bytes that the state of a range of a slot's elements takes in a unit.
 size_t bytes_of_state(const OffloadedSlot& slot, ElementRange range) {
   size_t bytes = 0;
   for (size_t i = 0; i < slot.tensors.size(); ++i) {
@@ -34,7 +34,9 @@ size_t bytes_of_state(const OffloadedSlot& slot, ElementRange range) {
   return bytes;
 }
 
-/// Returns how many elements of a slot a piece has: as many chunks as a unit holds.
+/// Returns how many elements of a slot a piece has. If the slot can't be cut, a piece has all
+/// elements. Otherwise it has as many chunks of grad_sum_chunk elements as fit into a unit, but at
+/// least one chunk.
 int64_t elements_of_piece(const OffloadedSlot& slot, size_t unit_bytes) {
   if (!slot.is_divisible || slot.own.size() <= grad_sum_chunk) return slot.own.size();
   const size_t chunk = bytes_of_state(slot, {0, grad_sum_chunk});
@@ -132,7 +134,7 @@ std::byte* StateOffload::memory_of(size_t unit) const {
          status_[unit].buffer * buffer_bytes_;
 }
 
-/// Waits until `is_true`, and throws an error that occurred in the threads.
+/// Waits until is_true() returns true. If a transfer has failed, throws its error instead.
 void StateOffload::wait_until(std::unique_lock<std::mutex>& lock,
                               const std::function<bool()>& is_true) {
   if (error_ == nullptr && !is_true()) {
@@ -240,10 +242,10 @@ size_t StateOffload::evict_until_free(std::unique_lock<std::mutex>& lock, size_t
   }
 }
 
-/// Reads the units that follow the current unit, for which buffers are free without waiting.
+/// Starts to read the units that follow the current unit, until no buffer is free without waiting.
 void StateOffload::read_ahead() {
   const size_t begin = current_ ? position_[*current_] + 1 : 0;
-  // One buffer is for the unit that is being written.
+  // One buffer is for the current unit, and one for the unit that is being written.
   const size_t most = holds_.size() > 2 ? holds_.size() - 2 : 1;
   for (size_t i = 0; i < std::min(most, order_.size()); ++i) {
     const size_t unit = order_[(begin + i) % order_.size()];

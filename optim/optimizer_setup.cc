@@ -61,8 +61,8 @@ void check_groups(const std::vector<GroupOptions>& own, const std::vector<Parame
         parameters, [&](const NamedParameter& p) { return chooses(own[i], p); });
     fail(Exit::usage,
          "optim.groups: ", own[i].which ? "a predicate" : "match = \"" + own[i].pattern + "\"",
-         taken ? " is left without parameters, since groups before it took them all; put it before "
-                 "them"
+         taken ? " matches only parameters that earlier groups have taken; put this group before "
+                 "those groups"
                : " matches no parameter; the parameters are " + some_paths(parameters));
   }
 }

@@ -47,8 +47,8 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
 
 /// A mapped safetensors file. The constructor validates that the header is within the file, that
 /// dtypes are known, that shapes match the numbers of bytes, that there are no gaps or overlaps,
-/// and that nothing follows the last tensor. Errors have Exit::checkpoint, and name the file and
-/// the tensor.
+/// and that nothing follows the last tensor. Errors have Exit::checkpoint. Their messages contain
+/// the path of the file and, if the error is in a tensor's entry, the name of the tensor.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const fs::path& path);

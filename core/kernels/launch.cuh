@@ -1,6 +1,5 @@
-// Defines launch(), which launches a kernel. This file defines launch() only if nvcc compiles it.
-// Tests compile .cu files as C++ with replacements of CUDA's headers (tests/support/cuda), which
-// define another launch().
+// Defines launch(), which launches a kernel, for files that nvcc compiles. Tests compile .cu files
+// as C++, with stand-ins for CUDA's headers (tests/support/cuda) that define another launch().
 #pragma once
 
 #include <cuda_runtime.h>

@@ -61,7 +61,7 @@ struct ExampleEncoding {
 };
 
 /// Returns the lines that `lathe inspect` shows for a table: a line for each of the first 20
-/// columns.
+/// columns, and the number of the remaining columns.
 std::string table_text(const TableFormat& table);
 /// Adds the keys of an encoding to a JSON object.
 void add_encoding(Json& json, const ExampleEncoding& encoding);

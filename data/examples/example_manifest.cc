@@ -9,7 +9,7 @@ namespace lathe {
 namespace {
 
 constexpr const char* format_name = "lathe-examples-1";
-// The largest number of examples. With this limit, byte counts fit in int64.
+// The largest number of examples in a split. With this limit, the sum of both splits fits in int64.
 constexpr int64_t most = int64_t{1} << 40;
 
 Json array_json(const ArrayInfo& a) {

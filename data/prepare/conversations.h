@@ -23,7 +23,7 @@ struct Conversation {
   /// Whether a chat template formats the messages. If not, they are a prompt and its completion,
   /// whose texts are used unchanged.
   bool is_chat = false;
-  std::string where{};  ///< where the conversation was read, as "file:line", for messages
+  std::string where{};  ///< where the conversation was read, as "file:line", for error messages
 };
 
 /// Calls f with the conversation of each line of a part, in order. A list of messages is read from
@@ -47,9 +47,11 @@ struct Preference {
 ///   {"prompt": [{"role": "user", ...}], "chosen": "...", "rejected": "..."}
 ///   {"prompt": "...", "chosen": [{"role": "assistant", ...}], "rejected": [...]}
 ///   {"chosen": [{"role": "user", ...}, {"role": "assistant", ...}], "rejected": [...]}
-/// If all fields are texts, they are used unchanged. If any field is a list, each field that is a
-/// text becomes a message: "prompt" a message of the user, "chosen" and "rejected" messages of the
-/// assistant. Throws Exit::data with file and line for a line that is not a preference.
+/// If all fields are texts, they are used unchanged. If "prompt" is a list, a text in "chosen" or
+/// "rejected" becomes a message of the assistant. If "prompt" is a text and "chosen" and "rejected"
+/// are lists that begin with an answer, "prompt" becomes a message of the user. If these lists
+/// begin with the prompt, a text in "prompt" must be the text of one of their messages. Throws
+/// Exit::data with file and line for a line that is not a preference.
 void each_preference(const Part& part, const std::function<void(const Preference&)>& f);
 
 }  // namespace lathe

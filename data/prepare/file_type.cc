@@ -69,8 +69,8 @@ void check_is_text(const std::string& file, std::string_view piece, bool begins,
   const bool has_nul = piece.find('\0') != std::string_view::npos;
   const ForeignFormat* format = begins ? format_of(piece) : nullptr;
 
-  // A text may begin with a signature of printable characters, such as "PAR1". A real file of such
-  // a format also contains a NUL byte.
+  // A text may begin with a signature of printable characters, such as "PAR1". Real files of such
+  // formats usually also contain NUL bytes.
   if (format != nullptr && (has_nul || !may_begin_text(format->head)))
     fail(Exit::data, file, " is not text: it ", format->what, ", or ", remedy);
   if (has_nul) fail(Exit::data, file, " is not text: it holds NUL bytes; ", remedy);

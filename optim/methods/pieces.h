@@ -1,4 +1,5 @@
-// Sums over a tensor on all threads, in an order that does not depend on the number of threads.
+// Divides tensors into pieces, which all threads process. piece_sum() adds the sums of the pieces
+// in an order that does not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +12,8 @@ namespace lathe {
 
 /// Divides tensors, of which tensor i has sizes[i] elements, into pieces of `size` elements, and
 /// calls f(which, piece, begin, end) for elements [begin, end) of tensor `which`. All tensors share
-/// one parallel loop, so that no thread waits at the end of each tensor. `piece` counts the pieces
-/// of all tensors.
+/// one parallel loop, so that no thread waits at the end of each tensor. `piece` is the index of
+/// the piece among the pieces of all tensors.
 template <class F>
 void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
   std::vector<int64_t> first{0};  // index of the first piece of each tensor

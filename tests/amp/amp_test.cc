@@ -94,7 +94,8 @@ TEST_CASE("a scaler that resumes with a shorter growth interval can grow at the 
   CHECK(scaler.state().growth_tracker == 0);
 }
 
-TEST_CASE("a loss scale at its minimum, or too many skips in a row, ends the run", "[amp]") {
+TEST_CASE("an overflow at the minimum loss scale, or too many skips in a row, ends the run",
+          "[amp]") {
   OptimConfig c;
   const std::vector<NamedParameter> p{
       {.path = "p", .parameter = Variable::parameter(torch::ones({2})), .role = Role::bias}};
@@ -121,8 +122,8 @@ TEST_CASE("a loss scale at its minimum, or too many skips in a row, ends the run
 }
 
 TEST_CASE(
-    "a micro-batch with a non-finite gradient skips the update of the complete accumulated "
-    "gradient",
+    "if the gradient of one micro-batch is not finite, the update with the accumulated gradient is "
+    "skipped",
     "[amp]") {
   GPTConfig m;
   m.n_layer = 1;
@@ -181,8 +182,10 @@ TEST_CASE("autocast can be nested, can be switched off, and ends with its scope"
 
 int64_t cast_bytes() { return memory_stats().used[static_cast<size_t>(Memory::casts)]; }
 
-TEST_CASE("the cast cache casts a weight once per guard, keeps gradients, and frees casts",
-          "[amp]") {
+TEST_CASE(
+    "the cast cache keeps the cast of a weight until the outermost autocast ends, and gradients "
+    "flow through the cast",
+    "[amp]") {
   install_allocator();
   const at::Tensor data = torch::linspace(-1, 1, 4096).view({64, 64});
   const Variable x(torch::linspace(0, 1, 128).view({2, 64}));
@@ -314,6 +317,7 @@ TEST_CASE("an fp8 layer accepts a batch without rows", "[amp]") {
 TEST_CASE("stochastic rounding is exact on average; rounding to nearest loses small updates",
           "[amp]") {
   constexpr int64_t n = 200000;
+  const int threads_before = at::get_num_threads();
   const auto after = [](at::ScalarType dtype, std::optional<uint64_t> seed, int threads,
                         StepControl* control) {
     at::set_num_threads(threads);
@@ -348,12 +352,14 @@ TEST_CASE("stochastic rounding is exact on average; rounding to nearest loses sm
   CHECK(c.moved == n);
   CHECK(c.lost == n);
 
-  // The spacing of float16 at 1.5 is 2^-10, so 2^-12 is lost there too. float32 keeps 2^-12.
-  // Updates of float32 parameters are not counted.
+  // float16 parameters are rounded to nearest, even with a seed. The spacing of float16 at 1.5 is
+  // 2^-10, so an update of 2^-12 is lost. float32 keeps such an update. Updates of float32
+  // parameters are not counted.
   CHECK(after(at::kHalf, 1, 1, &c).eq(-1.5).all().item<bool>());
   CHECK(c.lost == n);
   CHECK(after(at::kFloat, 1, 1, &c).eq(-1.5 - 4 * 0x1p-12).all().item<bool>());
   CHECK(c.moved == 0);
+  at::set_num_threads(threads_before);
 }
 
 TEST_CASE("long sums stall in a low-precision dtype, but not in float32", "[amp]") {
@@ -409,7 +415,7 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes bitwise exact
     INFO(whole.err);
     REQUIRE(whole.code == 0);
 
-    // Repeat the run in three parts. A time limit ends the first two parts.
+    // Repeat the run in three parts. A time limit ends the first part, and may end the second part.
     const std::string parts = name + "-parts";
     REQUIRE(lathe_in(f, command(parts, "--train.max_time=0.01")).code == 75);
     REQUIRE(lathe_in(f, command(parts, "--train.max_time=0.4")).code % 75 == 0);

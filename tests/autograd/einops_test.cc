@@ -115,7 +115,7 @@ TEST_CASE("recorded patterns give what Python's einops and torch.einsum give", "
   CHECK(noticed > 300);
 }
 
-TEST_CASE("gradients flow through patterns, twice", "[einops]") {
+TEST_CASE("first and second derivatives of patterns agree with finite differences", "[einops]") {
   const auto all = recorded();
   int checked = 0;
   for (size_t i = 0; i < all.size(); i += 8) {
@@ -123,10 +123,8 @@ TEST_CASE("gradients flow through patterns, twice", "[einops]") {
     const auto x = r.operands();
     int64_t elements = 0;
     for (const Variable& v : x) elements += v.numel();
-    const bool smooth =
-        r.reduction != "max" && r.reduction != "min";  // maxima and minima have ties, since values
-                                                       // repeat after 101 elements
-    if (elements > 60 || !smooth) continue;
+    // The elements of small operands all differ, so maxima and minima are differentiable.
+    if (elements > 60) continue;
 
     INFO(r.function << " \"" << r.pattern << "\"");
     ++checked;
@@ -151,7 +149,8 @@ TEST_CASE("gradients flow through patterns, twice", "[einops]") {
   CHECK(checked >= 30);
 }
 
-/// Returns the least number of multiplications over all orders of pairs, by trying all orders.
+/// Tries all orders in which operands can be multiplied in pairs. Returns the number of
+/// multiplications in the cheapest order.
 double least(std::vector<std::string> in, const std::string& out,
              const std::map<char, double>& sizes) {
   if (in.size() == 1) return 0;
@@ -205,7 +204,8 @@ TEST_CASE("einsum takes the cheapest order of products", "[einops]") {
       int operands = 0;
       for (const auto& labels : in) operands += labels.find(c) != std::string::npos;
       if (operands > 0 && next(3) == 0) out += c;
-      // An index that only one operand has is summed before any product.
+      // einsum() sums over an index that only one operand has before the first product. least()
+      // does not take this sum into account, so leave out the index.
       if (operands != 1 || out.find(c) != std::string::npos) continue;
       for (auto& labels : in) std::erase(labels, c);
     }

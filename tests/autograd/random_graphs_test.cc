@@ -207,7 +207,8 @@ class Fuzz {
         if (dims == 0) return view(a);
         const int64_t c = a.ours.size(-1);
         const Pair w = of({c}), b = of({c});
-        // eps of 0.1: a row of nearly equal elements would make rounding as large as the result
+        // With a smaller eps, the rounding errors in a row of nearly equal elements would be as
+        // large as the result.
         return {layer_norm(a.ours, w.ours, b.ours, 0.1),
                 torch::layer_norm(a.theirs, {c}, w.theirs, b.theirs, 0.1),
                 str("layer_norm(", a.text, ", ", w.text, ", ", b.text, ")")};
@@ -357,7 +358,7 @@ class Fuzz {
         if (p.replaced || draw(2) == 0) continue;
         xs.push_back(p.ours);
         txs.push_back(p.theirs);
-        names.push_back("grad()'s of " + p.text);
+        names.push_back("grad()'s result for " + p.text);
       }
     }
     if (xs.empty()) return;
@@ -415,7 +416,8 @@ void run_graphs(int graphs, at::ScalarType type) {
 }
 
 TEST_CASE(
-    "random graphs have torch's gradients in every pass, and no tensor held outside is changed",
+    "random graphs have torch's gradients in every pass, and no tensor held outside of the engine "
+    "is changed",
     "[random_graphs]") {
   run_graphs(400, at::kDouble);
 }

@@ -25,8 +25,8 @@ struct RowPass {
   FusionCount count;
 };
 
-/// Runs f on x [rows, columns] and w [columns], and the backward pass. Results of any size are
-/// deferred.
+/// Runs f on x [rows, columns] and w [columns], and the backward pass. If `is_deferred` is true,
+/// defers results of any size.
 RowPass run_rows(const RowFunction& f, bool is_deferred, uint64_t seed, int64_t rows,
                  int64_t columns) {
   torch::manual_seed(seed);
@@ -81,7 +81,8 @@ TEST_CASE("functions of rows become one op with bitwise the same results",
          return w * centered / sqrt(mean(centered * centered, {-1}, true) + 0.1);
        },
        8},
-      // These entries have functions of ATen whose gradient is one value per row.
+      // In the next two entries, ATen computes gelu or sigmoid, and the gradient of the result of
+      // this function has the same value for all elements of a row.
       {"a mean of the exact gelu",
        [](const Variable& x, const Variable& w) {
          const Variable shift = w * 2.0;
@@ -126,7 +127,7 @@ TEST_CASE("functions of rows become one op with bitwise the same results",
   }
 }
 
-TEST_CASE("fusion does not change a bit of gradients that flow through one value per row",
+TEST_CASE("fusion keeps the bits of gradients that flow through one value per row",
           "[deferred][row_chains]") {
   // Without fusion, such a gradient is an expanded tensor.
   const std::vector<std::pair<const char*, RowFunction>> functions{
@@ -176,8 +177,8 @@ TEST_CASE("a fused norm keeps its input and values per row", "[deferred][row_cha
         is_deferred ? deferred([&] { return norm_by_hand(x, w); }) : norm_by_hand(x, w);
     return used() - before;
   };
-  // The fused norm keeps y and two means. Without fusion, the centered values, the scaled values
-  // and y are kept.
+  // With fusion, only y and the two means of each row take memory besides x and w. Without fusion,
+  // at least the centered values, the scaled values and y take memory.
   CHECK(kept(true) == (columns + 2) * rows * 4);
   CHECK(kept(false) > 3 * columns * rows * 4);
 }
@@ -213,8 +214,8 @@ TEST_CASE("functions of rows that a fused op can't contain run as without fusion
     return (h - mean(h, {-1}, true)) * w;
   };
   CHECK(fused_ops(low, 6, 40) < 4);
-  // gelu() of one value per row is not fused, since ATen divides these values among threads in
-  // another way.
+  // gelu() of one value per row is not fused, since ATen divides these values among threads
+  // differently than a fused op does.
   const RowFunction gelu_per_row = [](const Variable& x, const Variable& w) {
     return gelu(sum(x * w, {-1}, true) * 0.1, Gelu::exact) * 2.0 + x;
   };
@@ -246,8 +247,8 @@ TEST_CASE("second derivatives go through functions of rows", "[fused][row_chains
       const Variable first = grad(sum(y * y), {x}, {}, /*create_graph=*/true)[0];
       second[k] = grad(sum(first * first * first), {x})[0].data();
     }
-    // Both second derivatives are sums of the same products in another order. They differ by
-    // rounding errors of single operations, relative to the largest value.
+    // Both second derivatives are sums of the same products, but in different orders. So they
+    // differ by rounding errors, which are small relative to the largest value.
     const double scale = second[0].abs().max().item<double>();
     CHECK((second[0] - second[1]).abs().max().item<double>() < 1e-5 * scale);
   }

@@ -3,8 +3,8 @@
 
 The chart shows the speed of Lathe's training steps relative to tuned PyTorch.
 
-performance.py runs this script after it has measured the table. Run the script yourself after you
-have edited the table.
+With --peer, performance.py also draws the chart after it has written the table. Run this script
+after you have edited the table.
 """
 import pathlib
 

@@ -42,9 +42,8 @@ std::string text_of(const Words& words) {
   return text;
 }
 
-TEST_CASE(
-    "every command reads a checkpoint that several processes wrote, and merge joins its parts",
-    "[divided_checkpoints]") {
+TEST_CASE("commands read a checkpoint that several processes wrote, and merge joins its parts",
+          "[divided_checkpoints]") {
   const TempFolder f;
   make_data(f);
   write_config(f, saved_gpt);
@@ -85,7 +84,8 @@ TEST_CASE(
         const Finished done = lathe_in(f, words);
         INFO(done.err);
         REQUIRE(done.code == 0);
-        // These two outputs differ, because the run also has the checkpoint before the last one.
+        // The outputs of verify and inspect differ between the two folders, for example because the
+        // run also has the previous checkpoint.
         if (command[0] == "verify" || command[0] == "inspect") continue;
         std::string out = done.out;
         if (command[0] == "eval") out = Json::parse(out).at("val_loss").dump();
@@ -142,7 +142,7 @@ TEST_CASE("adapters train on a base that several processes wrote", "[divided_che
 }
 
 /// Trains with one process per element of `of`. of[rank] is added to the environment of that rank.
-/// Rank 1 runs in `folder_of_rank1` unless that is empty. Returns what each process printed.
+/// Rank 1 runs in `folder_of_rank1` unless that is empty. Returns the results of each process.
 std::vector<Finished> train_with_faults(const TempFolder& f, const std::string& name,
                                         const Words& words,
                                         const std::vector<std::map<std::string, std::string>>& of,
@@ -246,8 +246,9 @@ TEST_CASE("a full disk on one rank ends all ranks, and the checkpoint does not e
   }
 }
 
-TEST_CASE("a sharded run that diverges ends on all ranks, with or without a bundle",
-          "[divided_checkpoints]") {
+TEST_CASE(
+    "a sharded run that diverges ends on all ranks, even if a rank can't write the replay bundle",
+    "[divided_checkpoints]") {
   const TempFolder f;
   make_data(f);
   write_config(f, saved_gpt);

@@ -250,7 +250,10 @@ TEST_CASE("runs are bitwise equal on any number of stages", "[pipeline]") {
         "--amp.loss_scale=16777216", "--dist.shard=optimizer", "--optim.kind=adam8bit",
         "--train.grad_accum=8"},
        {{2, 2}, {4, 2}}},
-      {staged_gpt, {"--amp.dtype=fp8", "--optim.kind=adafactor", "--train.grad_accum=1"}, {{2, 2}}},
+      {staged_gpt,
+       {"--amp.dtype=fp8", "--optim.kind=adafactor", "--train.grad_accum=1",
+        "--dist.stage_blocks=1,3"},
+       {{2, 2}}},
       {untied_llama,
        {"--amp.dtype=bf16", "--optim.kind=muon", "--memory.recompute=selective"},
        {{3, 3}, {4, 2}}},
@@ -340,6 +343,45 @@ TEST_CASE("a run resumes on other stages, with the same bits", "[pipeline]") {
   until(5, 4, 2);
   results(f, "moved", 2, 2, with_keys(all, {"--dist.virtual_stages=2"}));
   check_same_tensors(f / "runs/whole", f / "runs/moved", "step-00000006");
+}
+
+/// Returns the numbers of blocks of the stages in a plan.
+std::vector<int64_t> planned_blocks(const Json& plan) {
+  std::vector<int64_t> blocks;
+  for (const Json& stage : plan.at("stages")) blocks.push_back(stage.at("blocks"));
+  return blocks;
+}
+
+TEST_CASE("stages have similar FLOPs, and dist.stage_blocks sets their numbers of blocks",
+          "[pipeline]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  // The head has as many parameters as three blocks. In short rows, this is also the ratio of their
+  // FLOPs. In long rows, attention takes most FLOPs of the blocks.
+  lathe::test::write_config(
+      f, {.name = "gpt",
+          .data = "text",
+          .keys = "n_layer = 9\nn_head = 2\nn_embd = 32\nblock_size = 4096\nvocab_size = 1152\n"});
+  const auto plan = [&](const Words& keys) {
+    return lathe::test::plan_of(
+        f, 2, "kind.toml", with_keys({"--train.grad_accum=2", "--train.batch_size=1"}, keys));
+  };
+  using Blocks = std::vector<int64_t>;
+  CHECK(planned_blocks(plan({"--dist.pipeline=2", "--model.block_size=16"})) == Blocks{6, 3});
+  CHECK(planned_blocks(plan({"--dist.pipeline=2", "--data.window=16"})) == Blocks{6, 3});
+  CHECK(planned_blocks(plan({"--dist.pipeline=2"})) == Blocks{5, 4});
+  CHECK(planned_blocks(plan({"--dist.pipeline=1"})).empty());
+
+  const Json given = plan({"--dist.pipeline=2", "--dist.stage_blocks=2,7"});
+  CHECK(planned_blocks(given) == Blocks{2, 7});
+  const Json& stages = given.at("stages");
+  CHECK(stages[1].at("flops") > 3 * stages[0].at("flops").get<double>());
+  CHECK(stages[1].at("peak_rss_mb") > stages[0].at("peak_rss_mb"));
+  CHECK(stages[1].at("peak_rss_mb") == given.at("peak_rss_mb"));
+
+  // Part p belongs to stage p % 2.
+  CHECK(planned_blocks(plan({"--dist.pipeline=2", "--dist.virtual_stages=2", "--data.window=16",
+                             "--dist.stage_blocks=1,2,5,1"})) == Blocks{6, 3});
 }
 
 TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipeline]") {
@@ -568,6 +610,14 @@ TEST_CASE("dist.pipeline is refused if a model or another key excludes it", "[pi
       {2,
        {"--dist.pipeline=2", "--dist.virtual_stages=3"},
        {"dist.virtual_stages = 3", "4 blocks"}},
+      {2,
+       {"--dist.pipeline=2", "--dist.stage_blocks=1,2"},
+       {"dist.stage_blocks = \"1,2\"", "3 blocks", "4 blocks"}},
+      {2,
+       {"--dist.pipeline=2", "--dist.stage_blocks=1,2,1"},
+       {"dist.stage_blocks = \"1,2,1\"", "3 parts", "2"}},
+      {2, {"--dist.pipeline=2", "--dist.stage_blocks=0,4"}, {"dist.stage_blocks = \"0,4\""}},
+      {2, {"--dist.pipeline=2", "--dist.stage_blocks=1,3,"}, {"dist.stage_blocks = \"1,3,\""}},
       {2,
        {"--dist.pipeline=2", "--dist.virtual_stages=2", "--train.grad_accum=3"},
        {"dist.virtual_stages = 2", "dist.pipeline = 2", "not 3;", "train.grad_accum"}},

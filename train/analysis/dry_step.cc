@@ -171,6 +171,10 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.ranks = ranks;
   result.replica = sizes;
   result.stage = stage;
+  if (s.stage) {
+    for (int part = 0; part < s.stage->parts(); ++part)
+      result.own_blocks += s.stage->blocks(part).size();
+  }
   if (s.divides_state()) result.largest_owner = s.layout->largest_owner(stage);
   // Each stage waits in total as long as the other stages, one after another, take to compute one
   // of their parts (dist.virtual_stages), forward and backward. The last stage waits for the first
@@ -207,6 +211,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   std::vector<TensorForm> between;
   FlopCount whole;
   std::vector<DryStep> processes;
+  std::vector<StageForecast> stages;
   for (int stage = 0; stage < sizes.pipeline; ++stage) {
     std::vector<TensorForm> received = between;
     processes.push_back(dry_step_of_stage(given, data, ranks, stage, between));
@@ -216,6 +221,15 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
     // another process.
     if (const int largest = processes.back().largest_owner; largest > 0)
       processes.push_back(dry_step_of_stage(given, data, ranks, stage, received, largest));
+
+    if (sizes.pipeline == 1) continue;
+    StageForecast& of_stage = stages.emplace_back();
+    for (const DryStep& process : processes) {
+      if (process.stage != stage) continue;
+      of_stage.blocks = process.own_blocks;
+      of_stage.flops = process.micro_batch.total();
+      of_stage.resident_bytes = std::max(of_stage.resident_bytes, process.resident());
+    }
   }
 
   DryStep result = processes[0];
@@ -231,6 +245,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   for (Flops* f : {&whole.forward, &whole.backward})
     f->matmul *= sizes.tensor * sizes.context, f->other *= sizes.tensor * sizes.context;
   result.whole_micro_batch = whole;
+  result.stages = std::move(stages);
   return result;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/flops.h"
 #include "core/memory.h"
@@ -13,6 +14,13 @@
 namespace lathe {
 
 struct RunData;
+
+/// What one stage of a pipeline does and needs.
+struct StageForecast {
+  int64_t blocks = 0;           ///< number of blocks
+  double flops = 0;             ///< FLOPs of one micro-batch
+  int64_t resident_bytes = 0;   ///< largest DryStep::resident() of the stage's processes
+};
 
 /// The memory and the work of two steps of a config, from a dry run (core/dry_run.h).
 struct DryStep {
@@ -28,6 +36,7 @@ struct DryStep {
   GridSizes replica{};    ///< the processes that hold one replica of the model together
   int stage = 0;          ///< pipeline stage of the process whose memory is given
   int largest_owner = 0;  ///< in this stage, the data rank that updates the most parameters
+  std::vector<StageForecast> stages{};  ///< the stages of the pipeline; empty if there is one
   /// Idle time of a pipeline stage in a step, as a multiple of the time of one micro-batch.
   double bubble = 0;
   /// Largest fraction of the trained parameters that one process updates.
@@ -40,6 +49,7 @@ struct DryStep {
   bool has_copies = false;   ///< whether weights have working copies in the matmul dtype
   /// Number of repeated blocks of the model that have trained parameters.
   int64_t blocks = 0;
+  int64_t own_blocks = 0;  ///< number of blocks of this process's pipeline stage
   std::string unit{};  ///< what throughput counts: "tokens" or "samples"
   /// Returns the number of replicas of the model.
   int data_ranks() const { return ranks / replica.replica(); }

@@ -171,7 +171,7 @@ class PlanText {
     line("", format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%",
                     100 * f_.times.forward / step_s, 100 * f_.times.backward / step_s,
                     100 * f_.times.optimizer / step_s));
-    if (d_.replica.pipeline > 1) add_bubble();
+    if (d_.replica.pipeline > 1) add_pipeline();
 
     // A ceiling from few measurements may be too low, and the MFU is then too high.
     bool is_provisional = false;
@@ -183,10 +183,20 @@ class PlanText {
                                 c_.train.steps, " steps, evaluation not counted"));
   }
 
-  void add_bubble() {
+  void add_pipeline() {
     line("pipeline bubble",
          format("%.0f%% of the forward and backward passes, with ", 100 * bubble_share(c_, d_)) +
              str(own_micro_batches(c_, d_), " micro-batches per process"));
+
+    double all = 0;
+    for (const StageForecast& stage : d_.stages) all += stage.flops;
+    for (size_t i = 0; i < d_.stages.size(); ++i) {
+      const StageForecast& stage = d_.stages[i];
+      line(str("stage ", i),
+           str(stage.blocks, stage.blocks == 1 ? " block, " : " blocks, ",
+               format("%.0f%% of the FLOPs, ", 100 * stage.flops / all),
+               bytes(stage.resident_bytes + f_.program_bytes), " resident"));
+    }
   }
 
   void add_disk() {
@@ -214,6 +224,13 @@ Json json_of(const RunConfig& c, const Forecast& f) {
   const double step_s = f.times.total();
   Json memory = Json::object();
   for (const auto& [category, bytes] : memory_by_category(f)) memory[category] = mb(bytes);
+  Json stages = Json::array();
+  for (const StageForecast& stage : d.stages) {
+    stages.push_back(
+        {{"blocks", stage.blocks},
+         {"flops", stage.flops},
+         {"peak_rss_mb", mb(static_cast<double>(stage.resident_bytes + f.program_bytes))}});
+  }
 
   return {{"params", d.parameters},
           {"ranks", d.ranks},
@@ -224,6 +241,7 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"memory_mb", memory},
           {"ms_per_step", 1e3 * step_s},
           {"pipeline_bubble", bubble_share(c, d)},
+          {"stages", stages},
           {"ms_forward", 1e3 * f.times.forward},
           {"ms_backward", 1e3 * f.times.backward},
           {"ms_optimizer", 1e3 * f.times.optimizer},

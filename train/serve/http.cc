@@ -74,7 +74,7 @@ class ConnectionThreads final : public httplib::TaskQueue {
     };
     try {
       std::thread(run).detach();
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
       run();  // no thread can be started, so serve the connection on this thread
     }
   }

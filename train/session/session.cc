@@ -14,6 +14,7 @@
 #include "core/storage.h"
 #include "dist/sequence_ranks.h"
 #include "train/config/transform.h"
+#include "train/session/stages.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
@@ -135,48 +136,6 @@ void check_positions(const LoadedConfig& loaded, const Task& task) {
     refuse("cuts each row into ", 2 * ranks, " equal chunks, which is not possible for ", length,
            " positions; change dist.context, data.window or model.block_size");
   }
-}
-
-/// Divides the model's blocks among the stages of a pipeline by the blocks' numbers of parameters,
-/// which are in proportion to the FLOPs of their matrix products. Returns null if there is one
-/// stage.
-std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Model& model,
-                                            const std::vector<NamedParameter>& params) {
-  const int stages = world().pipeline().size;
-  if (stages == 1) return nullptr;
-  const auto refuse = [&](const auto&... why) {
-    fail(Exit::usage, origin_of(loaded, "dist.pipeline"), ": dist.pipeline = ", stages, " ",
-         why...);
-  };
-
-  std::vector<double> costs;
-  for (const NamedParameter& p : parameters(model)) {
-    if (p.block < 0) continue;
-    costs.resize(std::max(costs.size(), static_cast<size_t>(p.block) + 1));
-    costs[static_cast<size_t>(p.block)] += static_cast<double>(full_numel(p.parameter));
-  }
-  const int64_t parts = stages * loaded.config.dist.virtual_stages;
-  if (std::ssize(costs) < parts) {
-    const std::string product =
-        str("times dist.virtual_stages = ", loaded.config.dist.virtual_stages, " is ", parts, ", ");
-    refuse(parts > stages ? product : "is ", "more than the ", costs.size(),
-           " blocks of this model (see run_blocks() in autograd/recompute.h); lower ",
-           parts > stages ? "one of the two" : "dist.pipeline");
-  }
-  if (parts > stages && loaded.frozen_model) {
-    refuse("times dist.virtual_stages = ", loaded.config.dist.virtual_stages,
-           " would run the frozen model of the task for each part; set dist.virtual_stages to 1");
-  }
-  if (!buffers(model).empty()) {
-    refuse(
-        "does not support layers with running statistics yet, such as batch norm; set "
-        "dist.pipeline "
-        "to 1");
-  }
-  const double head = model.has_head() ? static_cast<double>(full_numel(model.head_weight())) : 0;
-  return std::make_unique<StageParameters>(
-      world(), params, cut_into_stages(costs, head, static_cast<int>(parts)),
-      model.has_head() ? model.head_weight().as_leaf() : nullptr);
 }
 
 /// Assigns the parameters to buckets. With dist.shard, a parameter whose optimizer needs the
@@ -336,7 +295,7 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
 
   std::optional<uint64_t> rounding_seed;
   if (config.amp.rounding != "nearest") rounding_seed = static_cast<uint64_t>(config.train.seed);
-  auto stage = make_stage(loaded, *model, params);
+  auto stage = make_stage(loaded, *model, sizes, params);
   auto layout = std::make_unique<ShardLayout>(
       make_layout(config, stage ? stage->local() : params, stage.get()));
   if (stage && divides_state_of(config)) stage->divide(layout->ranges(world().data().rank));
@@ -389,18 +348,18 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
 
 bool Session::divides_state() const { return divides_state_of(config); }
 
-double flops_per_unit(const Session& s) {
-  const double flops = s.model->flops_per_unit();
-  const int64_t window = s.config.data.window;
+double flops_per_unit(const RunConfig& config, const Model& model, const ModelSizes& sizes) {
+  const double flops = model.flops_per_unit();
+  const int64_t window = config.data.window;
   if (window == 0) return flops;
 
   // The formula assumes the model's full context. Correct the result for the length of a window.
   const MetaInit guard;
-  const ModelKind& kind = *find_model_kind(s.config.model.kind);
-  AnyConfig own = s.config.model.own;
-  const double full = kind.make(own, s.sizes)->flops_per_unit();
+  const ModelKind& kind = *find_model_kind(config.model.kind);
+  AnyConfig own = config.model.own;
+  const double full = kind.make(own, sizes)->flops_per_unit();
   *own.find<int64_t>("block_size") = window;
-  return flops - full + kind.make(own, s.sizes)->flops_per_unit();
+  return flops - full + kind.make(own, sizes)->flops_per_unit();
 }
 
 std::string precision_text(const Session& s) {

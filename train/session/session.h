@@ -124,7 +124,11 @@ class CompleteParameters {
 
 /// Returns the training FLOPs of a token or sample by the model's formula. If data.window is set,
 /// attention is counted over the run's windows.
-double flops_per_unit(const Session& session);
+double flops_per_unit(const RunConfig& config, const Model& model, const ModelSizes& sizes);
+/// Returns the same FLOPs for the model of a session.
+inline double flops_per_unit(const Session& session) {
+  return flops_per_unit(session.config, *session.model, session.sizes);
+}
 
 /// Returns a line for the log with the dtypes in which a run computes, keeps and saves.
 std::string precision_text(const Session& session);

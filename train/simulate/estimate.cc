@@ -159,7 +159,8 @@ LayerTimes StepSimulator::head() {
 void StepSimulator::add_tensor_exchange(LayerTimes& t) {
   if (layout_.tensor == 1) return;
   const RankGroup group = rank_group(layout_.tensor, 1, cluster_.gpus_per_node);
-  const double bytes = tokens_ * as_double(shape_.width) * e_;
+  const double element = cluster_.software.tensor_bytes;
+  const double bytes = tokens_ * as_double(shape_.width) * (element > 0 ? element : e_);
 
   // There are two all-reduces in the forward pass and two in the backward pass; fully recomputed
   // layers repeat the all-reduces of the forward pass. With sequence parallelism, each all-reduce

@@ -61,6 +61,9 @@ struct SoftwareModel {
   LATHE_FIELD(double, tensor_overlap, 0.0,
               "share of the exchange of tensor parallelism that matrix products hide",
               between(0, 1))
+  LATHE_FIELD(double, tensor_bytes, 0.0,
+              "bytes of an element that tensor parallelism exchanges; 0: those of the dtype",
+              between(0, 8))
   LATHE_FIELD(bool, gradient_overlap, true,
               "gradients are exchanged while the backward pass computes", anything())
   LATHE_FIELD(bool, sequence_parallel, true,

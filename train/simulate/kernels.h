@@ -21,18 +21,20 @@ struct KernelModel {
   double peak(MatmulDtype dtype) const;
 
   /// Returns the time of `count` matrix products [m, k] x [k, n]. The output is divided into tiles,
-  /// which the multiprocessors compute in waves; the last wave may be partly idle. Like a library,
-  /// chooses the tile and the number of parts of k that take the least time. The time of fp8 casts
-  /// is not included.
+  /// which the multiprocessors compute in waves; the last wave may be partly idle. As a library of
+  /// matmul kernels does, this function chooses the tile size and the number of parts of k that
+  /// take the least time. The time of fp8 casts is not included.
   double matmul(double m, double n, double k, MatmulDtype dtype, double count = 1) const;
 
-  /// Returns the time of `kernels` kernels that move `bytes` bytes in total and hardly compute.
+  /// Returns the time of `kernels` kernels that move `bytes` bytes in total and do little
+  /// arithmetic.
   double traffic(double bytes, double kernels) const;
 
   /// Returns the time of the forward or backward pass of attention over `sequences` sequences with
   /// `heads` heads each. The GPU computes 1 / `context` of the attention. In the backward pass,
   /// flash kernels compute the scores again. Models in fp8 compute attention in bf16. Flash kernels
-  /// skip the keys outside a window.
+  /// skip the keys outside a window, and their arithmetic is assumed to take longer than their
+  /// memory traffic.
   double attention(const TransformerShape& shape, double sequences, double heads, double context,
                    MatmulDtype dtype, bool backward) const;
 

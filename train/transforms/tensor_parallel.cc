@@ -19,7 +19,8 @@ namespace lathe {
 namespace {
 
 /// Returns whether a parameter of a layer is cut if the layer's weight is cut along `dim`. Biases
-/// and magnitudes have no dimension 1. An adapter's matrices are A [rank, in] and B [out, rank].
+/// and the magnitudes of DoRA adapters have only dimension 0, so they are not cut if `dim` is 1. An
+/// adapter's matrices are A [rank, in] and B [out, rank].
 bool is_cut_too(const NamedParameter& p, int64_t dim) {
   if (p.role.name == Role::lora_a.name) return dim == 1;
   if (p.role.name == Role::lora_b.name) return dim == 0;
@@ -42,7 +43,7 @@ Variable cut(const NamedParameter& p, const LayerCut& rule) {
   if (size % rule.sections != 0 || size / rule.sections < ranks.size) {
     fail(Exit::usage, "dist.tensor = ", ranks.size, ": ", p.path, " ", describe(whole),
          " can't be cut among ", ranks.size, " processes along dim ", rule.dim,
-         rule.sections > 1 ? str(", which has ", rule.sections, " equal sections") : "",
+         rule.sections > 1 ? str(" in each of ", rule.sections, " equal sections") : "",
          "; lower dist.tensor, or raise the key of [model] that sets this size");
   }
   auto made = std::make_shared<TensorCut>();
@@ -51,8 +52,9 @@ Variable cut(const NamedParameter& p, const LayerCut& rule) {
   made->part = ranks.rank;
   made->parts = ranks.size;
 
-  // If the complete parameter has no memory yet, the part has no memory either, since a part of a
-  // meta tensor is a meta tensor.
+  // part_of() copies values of the complete parameter, or returns a meta tensor if the complete
+  // parameter is a meta tensor. If the complete parameter has no memory yet, the part has no memory
+  // either.
   const at::Tensor values =
       has_memory(whole) || whole.is_meta()
           ? made->part_of(whole)
@@ -96,7 +98,7 @@ void cut_for_tensor_ranks(Model& model, const TransformContext& context) {
     return cut_of(p.parameter) != nullptr ? p.parameter : cut(p, *rule);
   });
   for (const LayerCut& rule : rules)
-    LATHE_CHECK(used.contains(&rule), table, "no layer is called ", rule.layers);
+    LATHE_CHECK(used.contains(&rule), table, "no layer matches ", rule.layers);
 }
 
 }  // namespace lathe

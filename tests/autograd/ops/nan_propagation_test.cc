@@ -1,6 +1,6 @@
-// Tests of values that are not finite. Every kernel must pass on a NaN from any position of its
-// inputs, so that a diverged run is noticed. An intermediate that overflows must not give a wrong
-// finite result.
+// Tests of values that are not finite. Every kernel must propagate a NaN at any position of its
+// inputs to its results, so that a diverged run is noticed. An intermediate that overflows must not
+// give a wrong finite result.
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
@@ -53,8 +53,8 @@ std::vector<NanCase> nan_cases() {
            {{3, 2 * c}},
            [](V v) { return swiglu(v[0]); },
            [](T x) { return torch::silu(x[0].slice(-1, 0, c)) * x[0].slice(-1, c); }},
-          // The oracle computes row by row, so that a position depends on previous positions only.
-          // In a kernel's block, a NaN at a masked position may spread.
+          // The oracle computes row by row, so that a position depends only on itself and previous
+          // positions. In a kernel's block, a NaN at a masked position may spread.
           {"attention",
            {{1, 5, 3 * 2 * 18}},
            [](V v) { return attention(v[0], 2); },
@@ -142,7 +142,8 @@ TEST_CASE("a NaN anywhere in an input or a cotangent appears where the formula h
     for (const auto& sizes : k.inputs) x.push_back(torch::randn(sizes, at::kDouble));
     const at::Tensor dy = torch::randn(k.oracle(x).sizes(), at::kDouble);
 
-    // Each run puts a NaN at one position of one input. The first run has no NaN.
+    // Each run puts a NaN at one position of one input or of the cotangent. The first run has no
+    // NaN.
     struct Place {
       size_t input;
       int64_t at;
@@ -165,7 +166,8 @@ TEST_CASE("a NaN anywhere in an input or a cotangent appears where the formula h
       const auto [exact, exact_dy] = spoiled(p, at::kDouble);
       const auto wanted = nans(run_oracle(k, exact, exact_dy));
       for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-        // On a CPU without bfloat16 matrix products, ATen's attention runs, which loses some NaNs.
+        // If Lathe's kernels do not support the dtype on this CPU, ATen's attention runs, which
+        // loses some NaNs.
         if (k.op == "attention" && !gemm_ready(element_of(dtype))) continue;
         const auto [low, low_dy] = spoiled(p, dtype);
         on_every_set([&](const std::string& set) {
@@ -348,6 +350,7 @@ TEST_CASE("ignored rows change neither loss nor gradients, even if they are not 
     const auto [loss_nan, dx_nan, dw_nan] = head(NAN);
     CHECK(loss_nan == Approx(wanted).epsilon(1e-6));
     CHECK(dx_nan.equal(dx_0));
+    CHECK(dw_nan.isnan().any().item<bool>());
   });
 }
 

@@ -16,7 +16,7 @@ using T = const std::vector<at::Tensor>&;
 using Ours = Variable (*)(const Variable&);
 using Oracle = at::Tensor (*)(const at::Tensor&);
 
-/// The shapes that every elementwise op and reduction must take.
+/// A shape with which ops on one tensor are tested.
 struct Shape {
   const char* label;
   std::vector<int64_t> sizes;
@@ -220,7 +220,8 @@ void add_scans(std::vector<OpCase>& t) {
     t.push_back({"prod", std::string(s.label) + ", a dim", in, [](V v) { return prod(v[0], 0); },
                  [](T x) { return x[0].prod(0); }});
   }
-  // These rows replace one or two elements of each row of x by an exact zero, x - x.
+  // The following ops get a matrix in which one or two elements of each row are an exact zero,
+  // computed as x - x.
   for (const int64_t zeros : {1, 2}) {
     const auto mask = [zeros](at::Device device) {
       return torch::arange(4, at::TensorOptions(at::kLong).device(device)).lt(1 + zeros) &

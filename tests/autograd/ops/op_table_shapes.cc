@@ -41,9 +41,9 @@ void add_views(std::vector<OpCase>& t) {
     add(
         "chunk",
         n == 2   ? "equal"
-        : n == 3 ? "a shorter last"
+        : n == 3 ? "a shorter last part"
                  : "more parts than rows",
-        {4, 2},
+        {n == 3 ? 5 : 4, 2},
         [n](X x) {
           const auto parts = chunk(x, n);
           return cat({parts.back(), parts[0] * 2.0}, 0) * static_cast<double>(parts.size());
@@ -171,8 +171,8 @@ void add_places(std::vector<OpCase>& t) {
                [](T x) { return x[0].gather(1, longs({3, 3, 0, 1}, {2, 2})); }});
 }
 
-/// Adds patterns, with the same ops in ATen as oracles; tests/autograd/einops_test.cc tests
-/// hundreds of patterns.
+/// Adds a few einops patterns, with equivalent ops of ATen as oracles.
+/// tests/autograd/einops_test.cc tests hundreds of patterns.
 void add_patterns(std::vector<OpCase>& t) {
   t.push_back(
       {"rearrange",
@@ -231,7 +231,7 @@ void add_patterns(std::vector<OpCase>& t) {
   t.back().low_scale = 8;
 }
 
-/// Adds collectives in one process; tests/dist/collectives_test.cc runs several.
+/// Adds collectives in one process. tests/dist/collectives_test.cc runs several processes.
 void add_collectives(std::vector<OpCase>& t) {
   const auto add = [&t](const char* op, auto ours) {
     t.push_back({op,

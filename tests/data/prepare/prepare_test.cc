@@ -141,7 +141,7 @@ TEST_CASE("memory does not grow with the input", "[prepare][process_memory]") {
   CHECK(r.code == 0);
   rusage usage{};
   REQUIRE(getrusage(RUSAGE_CHILDREN, &usage) ==
-          0);  // the largest child process so far; no other test with this tag starts a large one
+          0);  // the largest child process so far; no other [prepare] test starts a large one
   CHECK(usage.ru_maxrss < 256 * 1024);
 }
 
@@ -266,7 +266,7 @@ TEST_CASE("an interrupted preparation of plain text continues, and gives the sam
       for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
     }
   }
-  // A preparation that was stopped after its first record is continued by the command.
+  // The command resumes a preparation that was stopped after its first record of the progress.
   const std::vector<std::string> command{"prepare", "a.txt", "--out", "out"};
   REQUIRE(lathe_in(f, {"prepare", "a.txt", "--out", "whole"}).code == 0);
   PrepareOptions o{.inputs = {"a.txt"}, .out = "out"};
@@ -465,7 +465,7 @@ TEST_CASE("files that are not text are refused without --binary", "[prepare]") {
   }
 }
 
-TEST_CASE("the error of a Parquet file has the command that converts it", "[prepare]") {
+TEST_CASE("the error for a Parquet file contains the command that converts it", "[prepare]") {
   const TempFolder f;
   write_file(f / "a.parquet", "PAR1" + std::string(40, '\0') + "PAR1");
   write_file(f / "word.txt", "PAR1 " + sample_text(3000));
@@ -489,7 +489,8 @@ TEST_CASE("the error of a Parquet file has the command that converts it", "[prep
     CHECK(!fs::exists(f / "out"));
   }
 
-  CHECK(lathe_in(f, {"prepare", "word.txt", "--out", "out"}).code == 0);  // these are accepted
+  // A text that begins with PAR1 is accepted, and so is a Parquet file with --binary.
+  CHECK(lathe_in(f, {"prepare", "word.txt", "--out", "out"}).code == 0);
   CHECK(lathe_in(f, {"prepare", "a.parquet", "--out", "out2", "--tokenizer", "byte", "--binary"})
             .code == 0);
 }
