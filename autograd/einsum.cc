@@ -365,7 +365,7 @@ EinsumPlan einsum_plan(const std::string& equation,
     labels.emplace_back();
     for (size_t d = 0; d < b.in[i].size(); ++d) {
       const int l = b.in[i][d];
-      if ((shapes[i][d] > 1 || b.sizes.at(l) == 1) && !has(labels.back(), l))
+      if ((shapes[i][d] != 1 || b.sizes.at(l) == 1) && !has(labels.back(), l))
         labels.back().push_back(l);
     }
   }

@@ -228,7 +228,10 @@ class Pass final : public GradSlots {
     for (size_t i = 0; i < node.next.size(); ++i) {
       const Edge& edge = node.next[i];
       if (!edge) continue;
-      if (i < grads.size() && tensor_of(grads[i]).defined()) add(edge, std::move(grads[i]), node);
+      // An op may return a gradient that grad() does not need. Hooks must not see it, since it may
+      // be only a part of the sum.
+      if (i < grads.size() && tensor_of(grads[i]).defined() && needs_gradient(edge))
+        add(edge, std::move(grads[i]), node);
       if (--pending_[edge.node.get()].awaited == 0) ready(*edge.node);
     }
   }

@@ -150,11 +150,25 @@ void Precision::refresh_low(const at::Tensor& parameter) {
   mark_low_current(parameter);
 }
 
+Variable Variable::plus_whole(int64_t number) const {
+  if (mode().chain != nullptr) [[unlikely]]
+    detail::abandon_chain_if_used(std::array{*this});
+  return Variable(data() + at::Scalar(number));
+}
+
+Variable Variable::times_whole(int64_t number) const {
+  if (mode().chain != nullptr) [[unlikely]]
+    detail::abandon_chain_if_used(std::array{*this});
+  return Variable(data() * at::Scalar(number));
+}
+
 Variable operator+(const Variable& a, const Variable& b) { return add(a, b); }
 Variable operator-(const Variable& a, const Variable& b) { return sub(a, b); }
 Variable operator*(const Variable& a, const Variable& b) { return mul(a, b); }
 Variable operator/(const Variable& a, const Variable& b) { return div(a, b); }
-Variable operator-(const Variable& a) { return neg(a); }
+Variable operator-(const Variable& a) {
+  return c10::isIntegralType(a.dtype(), /*includeBool=*/false) ? -1 * a : neg(a);
+}
 
 namespace detail {
 namespace {
@@ -222,7 +236,7 @@ void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary) {
       abandon_chain_if_used(std::array{a, b.variable});
     with_named_error("in-place arithmetic", a, b, [&] {
       if (is_number)
-        in_place(op, a.data(), at::Scalar(b.number));
+        in_place(op, a.data(), b.scalar());
       else
         in_place(op, a.data(), b.variable.data());
     });
@@ -243,9 +257,8 @@ at::Tensor compare(Comparison op, const Operand& a, const Operand& b) {
     if (at::Tensor mask = compare_in_chain(op, a, b); mask.defined()) return mask;
   }
   return with_named_error("comparison", a, b, [&] {
-    if (!b.variable.defined()) return compare_to(op, a.variable.data(), at::Scalar(b.number));
-    if (!a.variable.defined())
-      return compare_to(mirrored(op), b.variable.data(), at::Scalar(a.number));
+    if (!b.variable.defined()) return compare_to(op, a.variable.data(), b.scalar());
+    if (!a.variable.defined()) return compare_to(mirrored(op), b.variable.data(), a.scalar());
     return compare_to(op, a.variable.data(), b.variable.data());
   });
 }

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <iosfwd>
@@ -162,8 +163,40 @@ class Variable {
   friend Variable operator-(double a, const Variable& b) { return add_scalar(neg(b), a); }
   friend Variable operator*(double a, const Variable& b) { return mul_scalar(b, a); }
   friend Variable operator/(double a, const Variable& b) { return mul_scalar(pow(b, -1), a); }
+  // With an integer, Variables of integers and bools stay integers, as in PyTorch.
+  template <std::integral N>
+  friend Variable operator+(const Variable& a, N b) {
+    return a.is_integral() ? a.plus_whole(b) : a + static_cast<double>(b);
+  }
+  template <std::integral N>
+  friend Variable operator-(const Variable& a, N b) {
+    return a.is_integral() ? a.plus_whole(-static_cast<int64_t>(b)) : a - static_cast<double>(b);
+  }
+  template <std::integral N>
+  friend Variable operator*(const Variable& a, N b) {
+    return a.is_integral() ? a.times_whole(b) : a * static_cast<double>(b);
+  }
+  template <std::integral N>
+  friend Variable operator+(N a, const Variable& b) {
+    return b + a;
+  }
+  template <std::integral N>
+  friend Variable operator-(N a, const Variable& b) {
+    return b.is_integral() ? b.times_whole(-1).plus_whole(a) : static_cast<double>(a) - b;
+  }
+  template <std::integral N>
+  friend Variable operator*(N a, const Variable& b) {
+    return b * a;
+  }
 
  private:
+  /// Returns whether the elements are integers or bools.
+  bool is_integral() const { return c10::isIntegralType(dtype(), /*includeBool=*/true); }
+  /// Return the sum with a number and the product with a number, for elements that are integers or
+  /// bools. No graph is recorded.
+  Variable plus_whole(int64_t number) const;
+  Variable times_whole(int64_t number) const;
+
   const at::Tensor& checked() const {
     if (!data_.defined()) [[unlikely]]
       fail_undefined();
@@ -207,10 +240,15 @@ class Operand {
   Operand(const at::Tensor& t) : Operand(Variable(t)) {}
   template <class N>
     requires std::is_arithmetic_v<N>
-  Operand(N n) : number(static_cast<double>(n)) {}
+  Operand(N n) : number(static_cast<double>(n)) {
+    if constexpr (std::integral<N>) whole = static_cast<int64_t>(n);
+  }
+  /// Returns the number as a scalar that is an integer if the number was given as an integer.
+  at::Scalar scalar() const { return whole ? at::Scalar(*whole) : at::Scalar(number); }
 
   Variable variable;  // undefined if the operand is a number
   double number = 0;
+  std::optional<int64_t> whole{};  // the number, if it is an integer
 };
 /// Whether an operator of this header applies to A and B: at least one of them is a Variable.
 template <class A, class B>

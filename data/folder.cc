@@ -9,6 +9,8 @@
 namespace lathe {
 namespace {
 
+constexpr uint64_t most_manifest_bytes = uint64_t{1} << 30;
+
 std::string own_checksum(Json json) {
   json.erase("checksum");
   const std::string text = json_text(json);
@@ -21,14 +23,21 @@ std::string own_checksum(Json json) {
 
 void write_manifest_json(const fs::path& folder, Json json, const std::string& name) {
   json["checksum"] = own_checksum(json);
-  write_file_durably(folder / name, json_text(json, 1) + "\n");
+  const std::string text = json_text(json, 1) + "\n";
+  if (text.size() > most_manifest_bytes) {
+    fail(Exit::usage, (folder / name).string(), " would have ", text.size(),
+         " bytes, and the limit is ", most_manifest_bytes,
+         "; for arrays of large examples, --shape with three sizes gives one mean for each channel "
+         "instead of one for each element");
+  }
+  write_file_durably(folder / name, text);
 }
 
 std::optional<Json> read_manifest_json(const fs::path& folder, const std::string& name) {
   const fs::path path = folder / name;
   if (!fs::exists(path)) return std::nullopt;
   Json json =
-      parse_json(read_file(path, Exit::data, uint64_t{64} << 20), path.string(), Exit::data);
+      parse_json(read_file(path, Exit::data, most_manifest_bytes), path.string(), Exit::data);
   if (!json.is_object())
     fail(Exit::data, path.string(), " holds no JSON object; make the data again");
   return json;

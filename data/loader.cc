@@ -74,10 +74,12 @@ void Loader::work(int worker) {
 }
 
 Batch Loader::next() {
-  const auto begin = Clock::now();
   const int64_t n = next_batch_;
   Slot& slot = slot_of(n);
+  // This waits for the GPU, which copies a batch after the computations of the previous one, so it
+  // does not count as waiting for data.
   if (n > 0 && slot_of(n - 1).copied) slot_of(n - 1).copied->synchronize();
+  const auto begin = Clock::now();
 
   if (workers_.empty()) {
     batches_->fill(slot.buffers, plan_.global_index(n));

@@ -71,15 +71,15 @@ struct DistConfig {
               "dist.pipeline must then divide the number of micro-batches of each process. Does "
               "not change the bits of the results.",
               between(1, 1024))
-  LATHE_FIELD(std::string, stage_blocks, "auto",
-              "Number of blocks of each part of the pipeline, such as \"4,4,3\": as many numbers as "
-              "dist.pipeline times dist.virtual_stages. auto: the blocks are divided so that the "
-              "part with the most FLOPs, including those of the head, has as few as possible. A run "
-              "of one process ignores this key. Does not change the bits of the results.",
-              one_of({"auto"}).or_form("BLOCKS,BLOCKS",
-                                   [](const std::string& s) {
-                                     return parse_stage_blocks(s).has_value();
-                                   }))
+  LATHE_FIELD(
+      std::string, stage_blocks, "auto",
+      "Number of blocks of each part of the pipeline, such as \"4,4,3\": as many numbers as "
+      "dist.pipeline times dist.virtual_stages. auto: the blocks are divided so that the "
+      "part with the most FLOPs, including those of the head, has as few as possible. A run "
+      "of one process ignores this key. Does not change the bits of the results.",
+      one_of({"auto"}).or_form("BLOCKS,BLOCKS", [](const std::string& s) {
+        return parse_stage_blocks(s).has_value();
+      }))
   LATHE_FIELD(
       std::string, shard, "none",
       "What is sharded among the processes. optimizer: the optimizer state (ZeRO 1); gradients: "

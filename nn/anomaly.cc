@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -77,7 +78,10 @@ struct DetectAnomaly::Watch {
   void check_result(const OpResult& r) {
     bool finite = true;
     for (const at::Tensor& y : r.outputs) finite = finite && count(y).finite();
-    const bool masks = std::string(r.name) == "masked_fill";
+    // These ops write a number that a mask or an argument gives, often -infinity. A fused op may
+    // contain masked_fill.
+    static const std::set<std::string> fillers{"masked_fill", "masked_fill_", "pad", "fused"};
+    const bool masks = fillers.contains(r.name);
     bool given_finite = true;
     for (const Variable& v : r.inputs) {
       const Counts n = count(v.data());

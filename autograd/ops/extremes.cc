@@ -92,6 +92,21 @@ Found extreme(const Variable& x, int64_t dim, bool keepdim) {
 
 }  // namespace
 
+namespace {
+
+/// Returns the dim, counted from 0, along which `what` searches; nullopt stands for all dims.
+/// Throws if there is no element to find.
+std::optional<int64_t> searched_dim(const char* what, const Variable& x,
+                                    std::optional<int64_t> dim) {
+  require_defined(what, {&x});
+  if (dim) dim = wrap_dim(*dim, x.dim());
+  const int64_t elements = dim && x.dim() > 0 ? x.data().size(*dim) : x.numel();
+  LATHE_CHECK(elements > 0, what, "(", describe(x.data()), "): needs at least one element");
+  return dim;
+}
+
+}  // namespace
+
 Variable max(const Variable& x) { return apply(Extreme<true>{}, x); }
 Variable min(const Variable& x) { return apply(Extreme<false>{}, x); }
 Found max(const Variable& x, int64_t dim, bool keepdim) {
@@ -103,14 +118,12 @@ Found min(const Variable& x, int64_t dim, bool keepdim) {
   return extreme<false>(x, dim, keepdim);
 }
 at::Tensor argmax(const Variable& x, std::optional<int64_t> dim, bool keepdim) {
-  require_defined("argmax", {&x});
-  LATHE_CHECK(x.numel() > 0, "argmax(", describe(x.data()), "): needs at least one element");
-  return x.data().argmax(dim ? std::optional(wrap_dim(*dim, x.dim())) : dim, keepdim);
+  const auto d = searched_dim("argmax", x, dim);
+  return x.data().argmax(d, keepdim);
 }
 at::Tensor argmin(const Variable& x, std::optional<int64_t> dim, bool keepdim) {
-  require_defined("argmin", {&x});
-  LATHE_CHECK(x.numel() > 0, "argmin(", describe(x.data()), "): needs at least one element");
-  return x.data().argmin(dim ? std::optional(wrap_dim(*dim, x.dim())) : dim, keepdim);
+  const auto d = searched_dim("argmin", x, dim);
+  return x.data().argmin(d, keepdim);
 }
 Found sort(const Variable& x, int64_t dim, bool descending) {
   require_defined("sort", {&x});

@@ -1,6 +1,8 @@
 // Implements indexing by positions and tensors.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/index.h>
+#include <ATen/ops/where.h>
 
 #include "autograd/ops/formula.h"
 #include "core/dtype.h"
@@ -27,8 +29,24 @@ SavedTensors saved_of(const Tensors& tensors) { return {tensors.begin(), tensors
 at::Tensor index(const at::Tensor& x, const Tensors& indices) {
   return at::index(x, list_of(indices));
 }
+/// On CPUs, ATen's index_put_ adds float32 values by atomic additions of several threads, whose
+/// order varies between runs. So this function adds with one thread: rows by index_add_, and other
+/// elements in float64, for which index_put_ uses one thread.
 at::Tensor index_backward(const at::Tensor& x, const Tensors& indices, at::IntArrayRef sizes) {
-  return x.new_zeros(sizes).index_put_(list_of(indices), x, /*accumulate=*/true);
+  const bool is_parallel = x.is_cpu() && x.scalar_type() == at::kFloat;
+  if (!is_parallel) return x.new_zeros(sizes).index_put_(list_of(indices), x, /*accumulate=*/true);
+
+  const bool is_of_rows = indices.size() == 1 && indices[0].defined() && !sizes.empty() &&
+                          indices[0].scalar_type() == at::kLong;
+  if (!is_of_rows) {
+    return index_backward(x.to(at::kDouble), indices, sizes).to(at::kFloat);
+  }
+  const at::Tensor& index = indices[0];
+  const at::Tensor rows = at::where(index.lt(0), index + sizes[0], index).reshape({-1});
+  std::vector<int64_t> of_x = index.sizes().vec(), of_rows{rows.numel()};
+  for (std::vector<int64_t>* all : {&of_x, &of_rows})
+    all->insert(all->end(), sizes.begin() + 1, sizes.end());
+  return x.new_zeros(sizes).index_add_(0, rows, x.expand(of_x).reshape(of_rows));
 }
 
 struct Select {

@@ -15,6 +15,8 @@
 #include <ATen/ops/xlogy.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cmath>
+
 #include "autograd/ops/formula.h"
 #include "core/dtype.h"
 
@@ -226,7 +228,12 @@ Variable like(const Variable& x, double value) {
   LATHE_CHECK(x.defined(), "where: an input is an undefined Variable; it must hold a tensor");
   // Placeholders of fused() are meta tensors, but the fused op runs on the CPU.
   const at::Device device = mode().chain != nullptr ? at::Device(at::kCPU) : x.data().device();
-  return Variable(at::full({}, value, x.data().options().device(device)));
+  at::TensorOptions options = x.data().options().device(device);
+  // As in PyTorch, an integer x and a number that is not whole give floating-point results.
+  const bool is_whole = value == std::floor(value);
+  if (c10::isIntegralType(x.dtype(), /*includeBool=*/true) && !is_whole)
+    options = options.dtype(at::kFloat);
+  return Variable(at::full({}, value, options));
 }
 
 }  // namespace

@@ -54,6 +54,9 @@ struct Mean {
 
   // float16 and bfloat16 are summed in float32, and the mean is rounded once.
   at::Tensor forward(const at::Tensor& x) {
+    LATHE_CHECK(
+        at::isFloatingType(x.scalar_type()), "the mean of ", describe(x),
+        " is not defined, since its elements are not floating-point numbers; cast it first");
     sum.sizes = dims_of(x.sizes());
     count = reduced_count(x.sizes(), sum.dims);
     if (x.dim() == 0) return x.clone();

@@ -26,6 +26,17 @@ size_t cut_position(std::string_view text) {
   return 0;
 }
 
+/// Returns the position of the last separator in a text that begins with a document, or npos.
+/// Searches from the left, as readers of documents do, since separators such as "\n\n" may overlap.
+size_t last_separator(std::string_view text, std::string_view separator) {
+  size_t last = std::string_view::npos;
+  if (separator.empty()) return last;
+  for (size_t at = text.find(separator); at != std::string_view::npos;
+       at = text.find(separator, at + separator.size()))
+    last = at;
+  return last;
+}
+
 }  // namespace
 
 bool has_compressed_name(const fs::path& file) {
@@ -114,7 +125,7 @@ bool PartReader::next_text(Part& part) {
 
     if (!ended_) {
       // Take complete documents if there are any, otherwise cut the incomplete document.
-      const size_t last = separator.empty() ? std::string::npos : buffer_.rfind(separator);
+      const size_t last = last_separator(buffer_, separator);
       if (last != std::string::npos) {
         take = last + separator.size();
       } else {

@@ -15,13 +15,20 @@
 
 namespace lathe {
 
-std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs) {
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs, const fs::path& out) {
+  const fs::path excluded = out.empty() ? fs::path() : fs::weakly_canonical(out);
+  const auto is_excluded = [&](const fs::path& file) {
+    const fs::path whole = fs::weakly_canonical(file);
+    return !excluded.empty() &&
+           std::mismatch(excluded.begin(), excluded.end(), whole.begin(), whole.end()).first ==
+               excluded.end();
+  };
   std::vector<fs::path> files;
   for (const auto& in : inputs) {
     if (fs::is_directory(in)) {
       std::vector<fs::path> found;
       for (const auto& entry : fs::recursive_directory_iterator(in)) {
-        if (entry.is_regular_file()) found.push_back(entry.path());
+        if (entry.is_regular_file() && !is_excluded(entry.path())) found.push_back(entry.path());
       }
       std::sort(found.begin(), found.end());
       files.insert(files.end(), found.begin(), found.end());
@@ -275,7 +282,7 @@ void prepare(const PrepareOptions& options) {
   // Refuse the destination before the survey, which may read all input.
   OutFolder::check(options.out);
   std::vector<Input> inputs;
-  for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});
+  for (auto& path : expand_inputs(options.inputs, options.out)) inputs.push_back({std::move(path)});
   ProgressReporter meter(options.out, options.stop);
   // If there is a record of a previous call, a stop during the survey loses nothing.
   if (fs::exists(OutFolder::unfinished(options.out, Journal::name))) meter.resumable();

@@ -12,8 +12,9 @@
 namespace lathe {
 
 /// Replaces each folder in `inputs` by its regular files, recursively, in the order of their paths;
-/// returns all files.
-std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs);
+/// returns all files. Leaves out the files in the folder `out`, to which the data is written.
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs,
+                                    const fs::path& out = {});
 
 struct PrepareOptions {
   std::vector<std::string> inputs;  ///< files and folders; expand_inputs() lists their files

@@ -38,7 +38,8 @@ class LayoutFinder {
   char separator_;
   std::vector<Row> rows_;
   size_t columns_ = 0, target_ = 0;
-  bool is_named_ = false;  // an option names a column, so there is a header
+  bool is_named_ = false;              // an option names a column, so there is a header
+  bool seems_to_have_header_ = false;  // the first line is a header, whatever the options are
   std::vector<ColumnRole> roles_;
   std::set<size_t> categories_;
   std::string missing_;
@@ -67,6 +68,8 @@ LayoutFinder::LayoutFinder(const std::string& file, std::string_view text,
          "character between columns with --separator");
 
   roles_.assign(columns_, ColumnRole::input);
+  target_ = columns_;  // is_header() then treats all columns alike
+  seems_to_have_header_ = is_header();
   target_ = column_of("target", options.target);
   roles_[target_] = ColumnRole::target;
   if (!options.id.empty()) assign(ColumnRole::id, "id", {options.id});
@@ -82,20 +85,19 @@ LayoutFinder::LayoutFinder(const std::string& file, std::string_view text,
     fail(Exit::usage, file, " has no columns left for inputs; drop fewer of them");
 }
 
-/// Returns the column that an option gives by name or by number. If the first line has only
-/// numbers, a number in the option is always the number of a column, not a name.
+/// Returns the column that an option gives by name or by number. A number in the option is the
+/// number of a column, unless the first line is a header anyway and has that number as a name.
 size_t LayoutFinder::column_of(const std::string& flag, const std::string& which) {
   const Row& first = rows_[0];
   size_t place = 0;
   const auto [end, error] = std::from_chars(which.data(), which.data() + which.size(), place);
   const bool whole = error == std::errc() && end == which.data() + which.size();
-  const bool numbers = std::all_of(first.begin(), first.end(),
-                                   [](const auto& f) { return csv_number(f).has_value(); });
 
   if (flag == "target" && (which == "last" || which == "first"))
     return which == "last" ? columns_ - 1 : 0;
   const auto named = std::find(first.begin(), first.end(), which);
-  if (named != first.end() && !(whole && numbers)) {
+  const bool is_number = whole && place >= 1 && place <= columns_ && !seems_to_have_header_;
+  if (named != first.end() && !is_number) {
     if (std::count(first.begin(), first.end(), which) > 1)
       fail(Exit::data, where(), " has the name ", quoted(which), " several times; rename a column");
     is_named_ = true;
@@ -140,10 +142,12 @@ bool LayoutFinder::is_header() const {
     const auto number = csv_number(first[c]);
     if (number) numbers.push_back(*number);
     counts = counts && number == static_cast<double>(c);
-    if (c == target_ || !is_text_cell(first[c])) continue;
-    has_text = true;
-    const std::string* const next = below(c);
-    if (next == nullptr || !is_text_cell(*next)) return true;
+    if (!is_text_cell(first[c])) continue;
+    if (c != target_) {
+      has_text = true;
+      const std::string* const next = below(c);
+      if (next == nullptr || !is_text_cell(*next)) return true;
+    }
     for (size_t r = 1; r < rows_.size(); ++r)
       occurs_again = occurs_again || rows_[r][c] == first[c];
   }
@@ -157,7 +161,8 @@ bool LayoutFinder::is_header() const {
                        std::ranges::adjacent_find(numbers, std::greater_equal<>()) == numbers.end();
   if (has_text) return !occurs_again && (!has_fraction || ascends);
   // A text above a number in the target column is the column's name, not a class.
-  return is_text_cell(first[target_]) && second != nullptr && csv_number((*second)[target_]);
+  return target_ < columns_ && is_text_cell(first[target_]) && second != nullptr &&
+         csv_number((*second)[target_]);
 }
 
 void LayoutFinder::check_names() const {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <string_view>
+#include <vector>
 
 namespace lathe::jinja {
 namespace {
@@ -55,11 +57,32 @@ bool are_equal(const Json& a, const Json& b) {
 }  // namespace
 
 std::string trimmed(const std::string& text, bool left, bool right) {
-  constexpr const char* spaces = " \t\r\n\f\v";
-  const size_t begin = left ? text.find_first_not_of(spaces) : 0;
-  if (begin == std::string::npos) return "";
-  const size_t end = right ? text.find_last_not_of(spaces) + 1 : text.size();
-  return end <= begin ? "" : text.substr(begin, end - begin);
+  // The white space of Python's str.strip(), in UTF-8: U+0009 to U+000D, U+001C to U+0020, U+0085,
+  // U+00A0, U+1680, U+2000 to U+200A, U+2028, U+2029, U+202F, U+205F and U+3000.
+  static const std::vector<std::string_view> spaces{
+      "\t",           "\n",           "\v",           "\f",           "\r",
+      "\x1C",         "\x1D",         "\x1E",         "\x1F",         " ",
+      "\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80", "\xE2\x80\x80", "\xE2\x80\x81",
+      "\xE2\x80\x82", "\xE2\x80\x83", "\xE2\x80\x84", "\xE2\x80\x85", "\xE2\x80\x86",
+      "\xE2\x80\x87", "\xE2\x80\x88", "\xE2\x80\x89", "\xE2\x80\x8A", "\xE2\x80\xA8",
+      "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"};
+  std::string_view rest = text;
+  const auto removes = [&](bool at_begin) {
+    for (const std::string_view space : spaces) {
+      if (at_begin ? !rest.starts_with(space) : !rest.ends_with(space)) continue;
+      if (at_begin)
+        rest.remove_prefix(space.size());
+      else
+        rest.remove_suffix(space.size());
+      return true;
+    }
+    return false;
+  };
+  while (left && removes(true)) {
+  }
+  while (right && removes(false)) {
+  }
+  return std::string(rest);
 }
 
 size_t bytes(const Json& x) {

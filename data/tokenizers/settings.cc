@@ -124,9 +124,9 @@ void TokenizerSettings::fill_from(const TokenizerSettings& other) {
     has_special_tokens = other.has_special_tokens;
     bos_token = other.bos_token;
     eos_token = other.eos_token;
-    pad_token = other.pad_token;
-    other_tokens = other.other_tokens;
   }
+  if (pad_token.empty()) pad_token = other.pad_token;
+  if (other_tokens.empty()) other_tokens = other.other_tokens;
   if (generation_config.empty()) generation_config = other.generation_config;
   if (config_end_ids.empty()) config_end_ids = other.config_end_ids;
   set_end_ids(*this, "generation_config.json");

@@ -116,7 +116,10 @@ PaddedDocuments::PaddedDocuments(const TokenFile& tokens, int64_t document_end) 
   if (ends.empty() || ends.back() + 1 < tokens.size()) ends.push_back(tokens.size() - 1);
   int64_t begin = 0;
   for (const int64_t end : ends) {
-    if (end > begin) documents_.push_back({begin, end + 1 - begin});
+    // An end token at the beginning of a document is the token that begins the document, if the
+    // tokenizer has one token for both.
+    if (end == begin) continue;
+    documents_.push_back({begin, end + 1 - begin});
     begin = end + 1;
   }
 }

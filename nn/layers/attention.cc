@@ -166,14 +166,15 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
   };
   const auto [q_, k_, v_BTG] =
       adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)} : q.with_input(x_BTC, fused);
-  const auto normed = [&](const Variable& y, std::optional<RMSNorm> norm) {
+  const auto normed = [&](const Variable& y, const std::optional<RMSNorm>& norm) {
     if (!norm) return y;
     // Each tensor rank normalizes some of the heads with the same weight, so the gradient of the
     // weight must be summed over the ranks.
-    if (own < heads) norm->weight = parameter_of_cut_outputs(norm->weight);
-    if (norm->weight.size(0) == y.size(2)) return (*norm)(y);
-    return reshape((*norm)(reshape(y, {y.size(0), y.size(1), y.size(2) / width, width})),
-                   y.sizes());
+    const Variable weight = own < heads ? parameter_of_cut_outputs(norm->weight) : norm->weight;
+    if (weight.size(0) == y.size(2)) return norm->with_weight(y, weight);
+    return reshape(
+        norm->with_weight(reshape(y, {y.size(0), y.size(1), y.size(2) / width, width}), weight),
+        y.sizes());
   };
   const auto rotated = [&](const Variable& y) {
     return rope_table.defined() ? rotate(y, rope_table) : y;

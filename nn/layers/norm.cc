@@ -31,10 +31,10 @@ Variable LayerNorm::operator()(const Variable& x, bool wide) const {
 
 RMSNorm::RMSNorm(int64_t channels, double eps_) : weight(new_parameter({channels})), eps(eps_) {}
 
-Variable RMSNorm::operator()(const Variable& x) const {
+Variable RMSNorm::with_weight(const Variable& x, const Variable& other) const {
   ModuleCall call(*this, {{'C', weight.size(0)}});
   call.input(x, "... C");
-  return call.result(rms_norm(x, weight, eps, product_dtype(x)), "... C");
+  return call.result(rms_norm(x, other, eps, product_dtype(x)), "... C");
 }
 
 GroupNorm::GroupNorm(int64_t groups_, int64_t channels_, double eps_, bool affine)

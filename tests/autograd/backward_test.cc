@@ -188,6 +188,21 @@ TEST_CASE("a parameter's gradient is complete as soon as its last consumer has r
   CHECK(order == std::vector<std::string>{"late", "early"});
 }
 
+TEST_CASE("grad() calls no hook of a Variable whose gradient it does not compute", "[backward]") {
+  const Variable x = param({2}), w = param({2});
+  int calls = 0;
+  w.register_hook([&](const at::Tensor&) {
+    ++calls;
+    return at::Tensor();
+  });
+  const auto f = [&] { return sum(w * x + w + (w - x) + w * 2.0); };
+  grad(f(), {x});
+  grad(f(), {x}, {}, /*create_graph=*/true);
+  CHECK(calls == 0);
+  grad(f(), {x, w});
+  CHECK(calls == 1);
+}
+
 TEST_CASE("grad() leaves .grad unchanged and returns intermediate gradients", "[backward]") {
   const Variable x = param({2}, 3), h = x * x, unused = param({1});
   const auto g = grad(sum(h * 2.0), {h, x, unused});

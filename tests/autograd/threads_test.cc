@@ -10,6 +10,7 @@
 #include "autograd/engine.h"
 #include "autograd/op.h"
 #include "autograd/ops.h"
+#include "nn/layers.h"
 #include "tests/support/catch.h"
 #include "tests/support/op_case.h"
 
@@ -143,6 +144,64 @@ TEST_CASE("reductions of large tensors are bitwise equal on any number of thread
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       INFO(c.name << " " << dtype);
       CHECK(differing_thread_counts(c.f, random(c.shapes, dtype)).empty());
+    }
+  }
+}
+
+TEST_CASE("additions to the same element have a fixed order on any number of threads",
+          "[threads]") {
+  const at::Tensor ids = at::arange(4000).mul(37).remainder(50);
+  const at::Tensor others = at::arange(4000).mul(11).remainder(13);
+  const at::Tensor mask = at::arange(600).remainder(3).eq(0);
+  struct Case {
+    std::string name;
+    std::vector<int64_t> sizes;  // of the first input
+    std::function<Variable(const Variables&)> f;
+  };
+  const std::vector<Case> cases{
+      {"index of rows", {50, 40}, [&](const Variables& v) { return index(v[0], {ids}); }},
+      {"index of rows from the end",
+       {50, 40},
+       [&](const Variables& v) { return index(v[0], {ids.reshape({40, 100}) - 50}); }},
+      {"index of two dims",
+       {50, 13, 20},
+       [&](const Variables& v) { return index(v[0], {ids, others}); }},
+      {"index of the second dim",
+       {90, 50},
+       [&](const Variables& v) { return index(v[0], {at::Tensor(), ids}); }},
+      {"mask", {600, 200}, [&](const Variables& v) { return index(v[0], {mask}); }},
+      {"index_backward",
+       {4000, 40},
+       [&](const Variables& v) { return index_backward(v[0], {ids}, {50, 40}); }},
+      {"gather",
+       {50, 40},
+       [&](const Variables& v) { return gather(v[0], 0, ids.unsqueeze(1).expand({4000, 40})); }},
+      {"index_add",
+       {50, 40},
+       [&](const Variables& v) { return index_add(v[0], 0, ids, expand(v[0][0], {4000, 40})); }},
+      {"embedding", {50, 40}, [&](const Variables& v) { return embedding(ids, v[0]); }},
+      {"gradient of an embedding's gradient",
+       {50, 40},
+       [&](const Variables& v) {
+         const Variable y = embedding(ids, v[0]);
+         return grad(sum(y * y * y), {v[0]}, {}, /*create_graph=*/true)[0];
+       }},
+      {"bags",
+       {50, 40},
+       [&](const Variables& v) {
+         EmbeddingBag bags;
+         bags.weight = v[0];
+         return bags(ids.reshape({20, 200}));
+       }},
+  };
+
+  for (const Case& c : cases) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      // With atomic additions, the bits differ in some runs, so try several times.
+      for (int trial = 0; trial < 5; ++trial) {
+        INFO(c.name << " " << dtype << " trial " << trial);
+        CHECK(differing_thread_counts(c.f, random({c.sizes}, dtype)).empty());
+      }
     }
   }
 }

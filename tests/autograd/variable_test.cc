@@ -202,6 +202,43 @@ TEST_CASE("comparisons give bool tensors", "[variable]") {
              ContainsSubstring("comparison(float32[3], float32[2])"));
 }
 
+TEST_CASE("integers stay integers in arithmetic and comparisons with integers", "[variable]") {
+  // float32 can't represent 2^24 + 1.
+  constexpr int64_t n = (1 << 24) + 1;
+  const at::Tensor t = at::tensor({n - 1, n}, at::kLong);
+  Variable x(t);
+  CHECK((x == n).equal(torch::tensor({false, true})));
+  CHECK((n > x).equal(torch::tensor({true, false})));
+
+  const auto check = [](const Variable& ours, const at::Tensor& wanted) {
+    CHECK(ours.dtype() == wanted.scalar_type());
+    CHECK(ours.data().equal(wanted));
+  };
+  check(x + 1, t + 1);
+  check(1 + x, t + 1);
+  check(x - 2, t - 2);
+  check(2 - x, at::rsub(t, 2));
+  check(x * 3, t * 3);
+  check(-x, -t);
+  check(x / 2, t / 2);
+  check(x * 0.5, t * 0.5);
+  check(Variable(t.to(at::kInt)) + 1, t.to(at::kInt) + 1);
+  check(Variable(t.gt(n - 1)) + 1, t.gt(n - 1) + 1);
+  x += 1;
+  check(x, at::tensor({n, n + 1}, at::kLong));
+  check(tensor({0.5, 1}) + 1, at::tensor({1.5F, 2.0F}));
+  check(where(t.gt(n - 1), Variable(t), 0.5), at::where(t.gt(n - 1), t, 0.5));
+  check(where(t.gt(n - 1), Variable(t), 2), at::where(t.gt(n - 1), t, 2));
+
+  for (const at::Tensor& not_floating : {t, t.eq(n)})
+    CHECK_THAT(error_of([&] { mean(Variable(not_floating)); }), ContainsSubstring("mean"));
+  const Variable none(at::zeros({0, 3}));
+  check(Variable(argmax(none, 1)), none.data().argmax(1));
+  check(Variable(argmin(none, -1, true)), none.data().argmin(-1, true));
+  CHECK(!error_of([&] { argmax(none, 0); }).empty());
+  CHECK(!error_of([&] { argmin(none); }).empty());
+}
+
 TEST_CASE("a Variable prints its values, dtype, shape and origin", "[variable]") {
   const Variable x =
       Variable::parameter(torch::tensor({{1.f, -2.5f}, {100.f, 1e-7f}}), "layer.weight");

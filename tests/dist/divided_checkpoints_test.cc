@@ -272,6 +272,34 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a sharded run that diverges during a background save finishes the save first",
+          "[divided_checkpoints]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, saved_gpt);
+  const Words own = with_keys(
+      divided_keys, {"--dist.shard=optimizer", "--optim.lr=1e30", "--optim.kind=sgd",
+                     "--optim.grad_clip=0", "--schedule.kind=constant", "--schedule.warmup_steps=0",
+                     "--checkpoint.interval=1", "--checkpoint.async_save=true"});
+  // The ranks write at different times, so a save is in progress on one rank when the run diverges.
+  for (const size_t slow : {0, 1}) {
+    INFO("slow rank " << slow);
+    const std::string name = str("slow", slow);
+    std::vector<std::map<std::string, std::string>> faults(2);
+    faults[slow]["LATHE_TEST_SLOW"] = "save: model written 700";
+    const std::vector<Finished> done = train_with_faults(f, name, own, faults);
+    INFO(done[0].out << done[0].err << done[1].err);
+    for (const Finished& one : done) CHECK(one.code == 5);
+    CHECK_THAT(lathe_in(f, {"replay", "runs/" + name}).out, ContainsSubstring("finite"));
+
+    const auto saved = list_checkpoints(f / ("runs/" + name));
+    REQUIRE(saved.size() == 1);
+    const Finished verified = lathe_in(f, {"verify", saved[0].string()});
+    INFO(verified.out << verified.err);
+    CHECK(verified.code == 0);
+  }
+}
+
 // The next test case runs this one in one process per rank.
 TEST_CASE("a rank saves an empty tensor", "[.rank_of_empty_tensor]") {
   const auto placement = placement_from_environment();

@@ -363,8 +363,8 @@ TEST_CASE("stages have similar FLOPs, and dist.stage_blocks sets their numbers o
           .data = "text",
           .keys = "n_layer = 9\nn_head = 2\nn_embd = 32\nblock_size = 4096\nvocab_size = 1152\n"});
   const auto plan = [&](const Words& keys) {
-    return lathe::test::plan_of(
-        f, 2, "kind.toml", with_keys({"--train.grad_accum=2", "--train.batch_size=1"}, keys));
+    return lathe::test::plan_of(f, 2, "kind.toml",
+                                with_keys({"--train.grad_accum=2", "--train.batch_size=1"}, keys));
   };
   using Blocks = std::vector<int64_t>;
   CHECK(planned_blocks(plan({"--dist.pipeline=2", "--model.block_size=16"})) == Blocks{6, 3});

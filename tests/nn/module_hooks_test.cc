@@ -1,9 +1,12 @@
 // Tests of observing modules while they run: named shapes, forward hooks, and the origin of values
 // that are not finite.
 #include <chrono>
+#include <set>
+#include <string>
 
 #include "autograd/create.h"
 #include "autograd/engine.h"
+#include "autograd/fused.h"
 #include "autograd/observer.h"
 #include "autograd/recompute.h"
 #include "nn/anomaly.h"
@@ -11,6 +14,7 @@
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/models/gpt.h"
+#include "nn/models/llama.h"
 #include "nn/module_call.h"
 #include "tests/support/catch.h"
 
@@ -207,6 +211,13 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
     const Variable mask(torch::tensor({0.0F, -INFINITY, 0.0F}));
     backward(sum(softmax(w + mask, 0) *
                  softmax(masked_fill(w, torch::tensor({true, false, false}), -INFINITY), 0)));
+    const at::Tensor first = torch::tensor({true, false, false});
+    backward(sum(softmax(pad(w, {1, 0}, PadMode::constant, -INFINITY), 0)));
+    backward(sum(softmax(
+        fused([&](const Variable& v) { return masked_fill(v * 2.0, first, -INFINITY); }, w), 0)));
+    Variable filled = w * 2.0;
+    masked_fill_(filled, first, -INFINITY);
+    backward(sum(softmax(filled, 0)));
   }
 
   // If the caller passes an infinite gradient, it is found only if the backward pass is checked.
@@ -219,6 +230,42 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
                  ContainsSubstring("result of sum "));
   const DetectAnomaly forward_alone(DetectAnomaly::Options{.backward = false});
   CHECK(error_of([&] { backward(sum(w * 2.0), torch::full({}, INFINITY)); }) == "");
+}
+
+/// Checks that hooks of all layers with parameters are called, except the layers that are computed
+/// together with others.
+template <class M>
+void check_all_layers_are_called(M& model, const std::set<std::string>& joined) {
+  std::set<std::string> called;
+  const ForwardHook all(model, "*", [&](const std::string& path, const Variable&) {
+    called.insert(path);
+    return Variable();
+  });
+  model(at::zeros({1, 4}, at::kLong));
+
+  for (const NamedParameter& p : parameters(model)) {
+    const size_t dot = p.path.rfind('.');
+    const std::string layer = p.path.substr(0, dot);
+    const bool is_joined = joined.contains(layer.substr(layer.rfind('.') + 1));
+    INFO(layer);
+    CHECK(called.contains(layer) != is_joined);
+  }
+}
+
+TEST_CASE("hooks of every layer of a GPT and of a Llama are called", "[module_hooks]") {
+  GPT gpt({.n_layer = 2, .n_head = 2, .n_embd = 8, .block_size = 4, .vocab_size = 5});
+  check_all_layers_are_called(gpt, {"positions", "up"});
+  LlamaConfig config;
+  config.n_layer = 2;
+  config.n_head = 2;
+  config.n_kv_head = 1;
+  config.n_embd = 8;
+  config.block_size = 4;
+  config.vocab_size = 5;
+  config.tie_weights = false;
+  config.qk_norm = true;
+  Llama llama(config);
+  check_all_layers_are_called(llama, {"q", "k", "v", "gate", "up", "head"});
 }
 
 TEST_CASE("all observers are called until destroyed, the innermost first", "[module_hooks]") {

@@ -23,6 +23,7 @@ STEPS, EVALUATED, SAMPLED, SAVED = 40, 10, 7, 3
 # The steps after which each phase runs. Several phases may follow one step, for example step 30.
 STEPS_OF = {"training": range(1, STEPS), "evaluation": range(EVALUATED, STEPS + 1, EVALUATED),
             "sampling": range(SAMPLED, STEPS, SAMPLED), "saving": range(SAVED, STEPS, SAVED)}
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # lathe must not inherit an ignored SIGHUP
 TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
 KINDS = [[TERM], [INT], [HUP], [USR1], [TERM, TERM], [HUP, HUP], [HUP, TERM], [TERM, INT], [INT, TERM], [INT, INT]]
 

@@ -43,6 +43,10 @@ TempFolder::~TempFolder() {
 
 namespace {
 
+/// `nohup` and some CI systems start programs with SIGHUP ignored. Commands that tests run must not
+/// inherit this.
+[[maybe_unused]] const auto hangup_of_caller = ::signal(SIGHUP, SIG_DFL);
+
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> all;
   for (auto& text : texts) all.push_back(text.data());

@@ -17,9 +17,9 @@ struct RunData;
 
 /// What one stage of a pipeline does and needs.
 struct StageForecast {
-  int64_t blocks = 0;           ///< number of blocks
-  double flops = 0;             ///< FLOPs of one micro-batch
-  int64_t resident_bytes = 0;   ///< largest DryStep::resident() of the stage's processes
+  int64_t blocks = 0;          ///< number of blocks
+  double flops = 0;            ///< FLOPs of one micro-batch
+  int64_t resident_bytes = 0;  ///< largest DryStep::resident() of the stage's processes
 };
 
 /// The memory and the work of two steps of a config, from a dry run (core/dry_run.h).
@@ -50,7 +50,7 @@ struct DryStep {
   /// Number of repeated blocks of the model that have trained parameters.
   int64_t blocks = 0;
   int64_t own_blocks = 0;  ///< number of blocks of this process's pipeline stage
-  std::string unit{};  ///< what throughput counts: "tokens" or "samples"
+  std::string unit{};      ///< what throughput counts: "tokens" or "samples"
   /// Returns the number of replicas of the model.
   int data_ranks() const { return ranks / replica.replica(); }
   /// Returns the peak memory of tensors, including the copies of a background save.

@@ -23,6 +23,7 @@ RangeTest lr_range_test(Session& s, const Data& data, double from, double to, in
   // The test sets the rate of every step itself; a schedule would scale this rate.
   s.config.schedule.kind = "constant";
   s.config.schedule.warmup_steps = 0;
+  s.spikes.reset();  // a skipped update would hide that the loss rises
   Loader loader = training_loader(s, data, 0);
   RangeTest test;
   double mean = 0, weight = 0;

@@ -7,6 +7,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/log.h"
+#include "data/prepare/documents.h"
 #include "train/commands/commands.h"
 #include "train/config/path_kind.h"
 #include "train/store/checkpoint.h"
@@ -195,6 +196,14 @@ Flags with_load_flags(Flags flags) {
        device_flag,
        threads_flag});
   return flags;
+}
+
+void check_field_is_used(const Arguments& arguments, const DocumentSource& source) {
+  const auto has_lines = [&](const std::string& file) { return is_jsonl(source, file); };
+  if (!arguments.flags.contains("field") || std::ranges::any_of(source.files, has_lines)) return;
+  fail(Exit::usage,
+       "command line: --field is for JSON Lines, but no file is read as JSON Lines; give --format "
+       "jsonl if the files are JSON Lines");
 }
 
 }  // namespace lathe

@@ -19,6 +19,8 @@
 
 namespace lathe {
 
+struct DocumentSource;
+
 /// The words after the name of a command: its flags with their values, and the words that are not
 /// flags.
 struct Arguments {
@@ -105,6 +107,8 @@ void check_flags(const Arguments& arguments, const std::set<std::string>& known,
 std::vector<std::string> comma_list(const std::string& text);
 /// Returns the flags that are keys of the config, with their values.
 Overrides key_arguments(const Arguments& arguments);
+/// Throws Exit::usage if --field is given, but no file of the source is read as JSON Lines.
+void check_field_is_used(const Arguments& arguments, const DocumentSource& source);
 /// Loads the config file that positional `at` names, and overrides its keys by the flags that are
 /// keys of the config. Also sets the log level of the console.
 LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);

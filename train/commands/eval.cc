@@ -187,6 +187,8 @@ Exit run_eval_text(const Arguments& arguments) {
            " is for files, but --choices answers questions one by one; leave it out");
   }
 
+  if (!files.empty()) check_field_is_used(arguments, {.files = files});
+
   const LoadedModel m = load_model_argument(arguments);
   Scoring scoring{*m.model, text_tokenizer(arguments, m)};
   scoring.context = model_context(m.config);

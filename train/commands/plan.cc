@@ -192,10 +192,9 @@ class PlanText {
     for (const StageForecast& stage : d_.stages) all += stage.flops;
     for (size_t i = 0; i < d_.stages.size(); ++i) {
       const StageForecast& stage = d_.stages[i];
-      line(str("stage ", i),
-           str(stage.blocks, stage.blocks == 1 ? " block, " : " blocks, ",
-               format("%.0f%% of the FLOPs, ", 100 * stage.flops / all),
-               bytes(stage.resident_bytes + f_.program_bytes), " resident"));
+      line(str("stage ", i), str(stage.blocks, stage.blocks == 1 ? " block, " : " blocks, ",
+                                 format("%.0f%% of the FLOPs, ", 100 * stage.flops / all),
+                                 bytes(stage.resident_bytes + f_.program_bytes), " resident"));
     }
   }
 

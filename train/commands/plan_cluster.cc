@@ -1,6 +1,7 @@
 #include "train/commands/plan_cluster.h"
 
 #include <algorithm>
+#include <functional>
 #include <iostream>
 #include <sstream>
 
@@ -11,9 +12,11 @@
 #include "nn/models/llama.h"
 #include "nn/module.h"
 #include "optim/method.h"
+#include "train/analysis/fit.h"
 #include "train/commands/table.h"
 #include "train/session/session.h"
 #include "train/simulate/search.h"
+#include "train/step/shares.h"
 #include "train/tasks/task.h"
 #include "train/transforms/adapters.h"
 #include "train/transforms/tensor_parallel.h"
@@ -28,12 +31,15 @@ constexpr size_t shown_layouts = 8;
 struct ClusterPlan {
   ClusterModel cluster{};
   StepWorkload step{};
+  DistConfig dist{};  ///< the keys of [dist] that the config has
   int64_t steps = 0;
   double price = 0;         ///< price of a GPU per hour; 0 if it is not given
   bool has_layout = false;  ///< whether --layout is given
   std::vector<std::string>
       left_out{};  ///< a sentence for each part of the config that is not simulated
   LayoutSearch found{};
+  /// Returns why train() refuses the config with these keys; empty if it does not.
+  std::function<std::string(const Overrides& keys)> config_fault{};
 
   double gpu_hours(const StepEstimate& e) const {
     return e.seconds * static_cast<double>(steps) * static_cast<double>(cluster.gpus()) / 3600;
@@ -51,7 +57,7 @@ TransformerShape shape_of(const GPTConfig& c) {
           .sequence = c.block_size,
           .gated = false,
           .tied = c.tie_weights,
-          .learned_positions = true,
+          .positions = c.block_size,
           .bias = c.bias};
 }
 
@@ -70,7 +76,6 @@ TransformerShape shape_of(const LlamaConfig& c) {
           .windowed = windowed / static_cast<double>(c.n_layer),
           .gated = true,
           .tied = c.tie_weights,
-          .learned_positions = false,
           .bias = false};
 }
 
@@ -212,26 +217,43 @@ double exposed(const StepEstimate& e) {
   return e.data.exposed + e.tensor.exposed + e.context.exposed + e.pipeline.exposed;
 }
 
+/// Returns the keys with which Lathe trains with a layout.
+Overrides keys_of(const ClusterPlan& p, const ParallelLayout& l) {
+  const char* const shards[]{"none", "optimizer", "gradients", "parameters"};
+  const char* const policies[]{"none", "selective", "blocks"};
+  Overrides keys{{"train.batch_size", str(l.micro_batch)},
+                 {"train.grad_accum", str(p.step.global_batch / l.micro_batch)},
+                 {"memory.recompute", policies[static_cast<size_t>(l.recompute)]},
+                 {"dist.shard", shards[l.shard]}};
+  struct Degree {
+    const char* key;
+    int64_t wanted, given;
+  };
+  for (const Degree& d : {Degree{"dist.tensor", l.tensor, p.dist.tensor},
+                          {"dist.context", l.context, p.dist.context},
+                          {"dist.pipeline", l.pipeline, p.dist.pipeline},
+                          {"dist.virtual_stages", l.virtual_stages, p.dist.virtual_stages}}) {
+    if (d.wanted > 1 || d.given > 1) keys.emplace_back(d.key, str(d.wanted));
+  }
+  const bool divides_rows = l.tensor > 1 && p.cluster.software.sequence_parallel;
+  if (divides_rows || p.dist.sequence_parallel)
+    keys.emplace_back("dist.sequence_parallel", divides_rows ? "true" : "false");
+  return keys;
+}
+
 /// Returns the reason why Lathe can't train with a layout. Empty if it can.
 std::string lathe_fault(const ClusterPlan& p, const ParallelLayout& l) {
-  return lathe_fault(l, p.step, p.cluster.software.sequence_parallel);
+  const std::string fault = lathe_fault(l, p.step, p.cluster.software.sequence_parallel);
+  return fault.empty() ? p.config_fault(keys_of(p, l)) : fault;
 }
 
 /// Returns the keys with which Lathe trains with a layout, or the reason why it can't.
 std::string lathe_text(const ClusterPlan& p, const ParallelLayout& l) {
   const std::string fault = lathe_fault(p, l);
   if (!fault.empty()) return "can't train with this layout: " + fault;
-  const char* const shards[]{"none", "optimizer", "gradients", "parameters"};
-  const char* const policies[]{"none", "selective", "blocks"};
-  return str(
-      "trains with this layout if given --train.batch_size=", l.micro_batch,
-      " --train.grad_accum=", p.step.global_batch / l.micro_batch,
-      " --memory.recompute=", policies[static_cast<size_t>(l.recompute)],
-      " --dist.shard=", shards[l.shard], l.tensor > 1 ? str(" --dist.tensor=", l.tensor) : "",
-      l.tensor > 1 && p.cluster.software.sequence_parallel ? " --dist.sequence_parallel=true" : "",
-      l.context > 1 ? str(" --dist.context=", l.context) : "",
-      l.pipeline > 1 ? str(" --dist.pipeline=", l.pipeline) : "",
-      l.virtual_stages > 1 ? str(" --dist.virtual_stages=", l.virtual_stages) : "");
+  std::string text = "trains with this layout if given";
+  for (const auto& [key, value] : keys_of(p, l)) text += " --" + key + "=" + value;
+  return text;
 }
 
 std::string money_text(const ClusterPlan& p, const StepEstimate& e) {
@@ -429,6 +451,18 @@ Exit plan_cluster(const Arguments& a, const LoadedConfig& loaded) {
   }
   plan.step = step_of(loaded);
   plan.steps = loaded.config.train.steps;
+  plan.dist = loaded.config.dist;
+  plan.config_fault = [&](const Overrides& keys) -> std::string {
+    try {
+      const LoadedConfig changed = load_with(loaded.path, key_arguments(a), keys);
+      check_process_count(changed, plan.cluster.gpus());
+      check_tensor_ranks(changed, plan.cluster.gpus());
+      return "";
+    } catch (const Error& e) {
+      if (e.code() != Exit::usage) throw;
+      return e.what();
+    }
+  };
   plan.left_out = left_out_of(loaded.config);
 
   if (plan.has_layout && !request.shard) {

@@ -237,9 +237,10 @@ std::string exponents_text(const GradientExponents& e) {
     };
 
     // The smallest normal number of float16 is 2^-14, and its smallest subnormal number is 2^-24.
-    const char* note = exponent == -15   ? "  < here float16 is subnormal"
-                       : exponent == -25 ? "  < here and for smaller exponents, float16 rounds to 0 or 2^-24"
-                                         : "";
+    const char* note = exponent == -15 ? "  < here float16 is subnormal"
+                       : exponent == -25
+                           ? "  < here and for smaller exponents, float16 rounds to 0 or 2^-24"
+                           : "";
 
     std::string line =
         format("2^%-4d  ", exponent) + bar(e.activations[i]) + bar(e.weights[i]) + note;

@@ -37,13 +37,18 @@ std::vector<const char*> text_flags() {
   return all;
 }
 
+/// Returns all input files, without the files that an interrupted command has left in --out.
+std::vector<fs::path> input_files(const Arguments& arguments) {
+  return expand_inputs(arguments.positionals, arguments.get("out", ""));
+}
+
 /// Returns whether the inputs are read as documents. They are if a flag of document_flags is given,
 /// or if an input is a JSON Lines file, a compressed file or standard input.
 bool is_documents(const Arguments& arguments) {
   for (const char* flag : document_flags) {
     if (arguments.flags.contains(flag)) return true;
   }
-  for (const fs::path& file : expand_inputs(arguments.positionals)) {
+  for (const fs::path& file : input_files(arguments)) {
     if (file == "-" || has_compressed_name(file) || is_jsonl({}, file.string())) return true;
   }
   return false;
@@ -52,12 +57,9 @@ bool is_documents(const Arguments& arguments) {
 /// Returns whether some of the files are texts and not JSON Lines. Throws Exit::usage for a flag
 /// that would have no effect, because it applies to none of the files.
 bool has_texts(const Arguments& arguments, const DocumentSource& source) {
-  bool lines = false, texts = false;
-  for (const std::string& file : source.files) (is_jsonl(source, file) ? lines : texts) = true;
-  if (arguments.flags.contains("field") && !lines)
-    fail(Exit::usage,
-         "command line: --field is for JSON Lines, but no file is read as JSON Lines; give "
-         "--format jsonl if the files are JSON Lines");
+  const bool texts = std::ranges::any_of(
+      source.files, [&](const std::string& file) { return !is_jsonl(source, file); });
+  check_field_is_used(arguments, source);
   if (arguments.flags.contains("field") && source.format == "preferences")
     fail(Exit::usage,
          "command line: --field has no effect with --format preferences, which reads \"prompt\", "
@@ -68,21 +70,32 @@ bool has_texts(const Arguments& arguments, const DocumentSource& source) {
     fail(Exit::usage,
          "command line: --separator is for text, but JSON Lines have a document on each line; "
          "leave it out");
+  if (arguments.get("invalid", "refuse") == "repair" && !texts)
+    fail(Exit::usage,
+         "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are "
+         "refused");
   return texts;
+}
+
+/// Returns the inputs as documents, with the options that choose how they are read.
+DocumentSource document_source(const Arguments& arguments) {
+  DocumentSource source;
+  for (const fs::path& file : input_files(arguments)) source.files.push_back(file.string());
+  source.format = arguments.choice(
+      "format", "auto", {"auto", "text", "jsonl", "instructions", "preferences", "images"});
+  // A line of instructions has messages instead of a text.
+  source.field =
+      arguments.get("field", source.format == "instructions" ? "messages" : source.field);
+  source.separator = arguments.get("separator", "");
+  return source;
 }
 
 Exit prepare_as_documents(const Arguments& arguments, const std::string& tokenizer) {
   DocumentOptions o;
-  for (const fs::path& file : expand_inputs(arguments.positionals))
-    o.source.files.push_back(file.string());
-  o.source.format = arguments.choice(
-      "format", "auto", {"auto", "text", "jsonl", "instructions", "preferences", "images"});
+  o.source = document_source(arguments);
   const bool preferences = o.source.format == "preferences",
              instructions = o.source.format == "instructions";
-  // A line of instructions has messages instead of a text.
-  o.source.field = arguments.get("field", instructions ? "messages" : o.source.field);
-  o.source.separator = arguments.get("separator", "");
-  const bool texts = has_texts(arguments, o.source);
+  has_texts(arguments, o.source);
 
   // Collecting a vocabulary of characters takes a separate pass, but standard input can be read
   // only once.
@@ -112,10 +125,6 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
          "command line: --dedup-lines is for texts, not for conversations; use --dedup");
 
   o.repair = arguments.choice("invalid", "refuse", {"refuse", "repair"}) == "repair";
-  if (o.repair && !texts)
-    fail(Exit::usage,
-         "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are "
-         "refused");
 
   o.min_bytes = static_cast<uint64_t>(arguments.number("min-bytes", 0, at_least(0), true));
   if (arguments.flags.contains("max-bytes"))
@@ -271,6 +280,15 @@ void prepare_source(const Arguments& all, const std::string& path, const fs::pat
   one.lists.clear();
   one.positionals = {path};
   one.flags["out"] = out.string();
+
+  // prepare_mixture() has checked that each of these options applies to one of the sources.
+  bool has_lines = false, has_text = false;
+  const DocumentSource source = document_source(one);
+  for (const std::string& file : source.files)
+    (is_jsonl(source, file) ? has_lines : has_text) = true;
+  if (!has_lines) one.flags.erase("field");
+  if (!has_text) one.flags.erase("separator");
+  if (!has_text) one.flags.erase("invalid");
   prepare_words(one);
 }
 
@@ -355,12 +373,16 @@ Exit prepare_mixture(const Arguments& arguments) {
     if (!fs::exists(path))
       fail(Exit::data, "there is no file ", path, ", which --source ", part.name, " names");
     check_not_parquet(path);
+    check_not_compressed_table(path);
     if (is_example_file(path)) {
       fail(Exit::usage, "command line: --source ", part.name, ": mixtures are of text, but ", path,
            " holds examples");
     }
   }
   check_mixture(parts, "command line: --source", Exit::usage);
+  Arguments together = arguments;
+  together.positionals = paths;
+  has_texts(together, document_source(together));
 
   const ClaimedFolder claim(out, "`lathe prepare`");
   prepare_sources(arguments, out, parts, paths);

@@ -180,6 +180,7 @@ Exit train_tokenizer(const Arguments& arguments) {
     fail(Exit::usage, "lathe tokenizer train needs text files, or folders of them");
   if (source.format != "auto" && source.format != "text" && source.format != "jsonl")
     fail(Exit::usage, "command line: --format must be auto, text or jsonl, not ", source.format);
+  check_field_is_used(arguments, source);
 
   BPETraining t = training_argument(arguments);
 

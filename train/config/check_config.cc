@@ -418,7 +418,9 @@ std::vector<std::string> config_warnings(const RunConfig& c) {
     all.emplace_back(
         "schedule.warmup_steps has no effect with schedule.kind = \"one_cycle\", which rises over "
         "schedule.rise_share of the run");
-  if (c.schedule.kind == "constant" && c.schedule.min_lr != initial.min_lr)
+  // If the key is not set, the loaded config has the value that follows from optim.lr.
+  if (c.schedule.kind == "constant" && c.schedule.min_lr != initial.min_lr &&
+      c.schedule.min_lr != end_of_schedule(initial, c.optim.lr))
     all.emplace_back("schedule.min_lr has no effect with schedule.kind = \"constant\"");
   if (c.schedule.kind != "one_cycle" && c.schedule.warmup_steps >= c.train.steps) {
     all.push_back(

@@ -138,6 +138,11 @@ void read_rope_keys(ConfigKeys& c, const GGUFFacts& facts, int64_t width, ModelK
     c.refuse(key("dimension_count"), str("rope_freqs.weight has ", facts.rope_divisors.size(),
                                          " elements instead of ", width / 2));
   const double factor = decimal_value(std::ranges::max(facts.rope_divisors));
+  if (factor >= 1 && std::ranges::min(facts.rope_divisors) == factor) {
+    model["rope_scaling"] = std::string(factor == 1 ? "none" : "linear");
+    model["rope_factor"] = factor;
+    return;
+  }
   const auto found = factor > 1 ? scaling_of(facts.rope_divisors, theta, factor) : std::nullopt;
   if (!found)
     c.refuse(

@@ -64,6 +64,7 @@ PeftConfig read_peft_config(const fs::path& folder) {
   static const std::set<std::string> passed{"auto_mapping",
                                             "base_model_name_or_path",
                                             "bias",
+                                            "eva_config",
                                             "exclude_modules",
                                             "fan_in_fan_out",
                                             "inference_mode",
@@ -187,6 +188,17 @@ RunConfig imported_config(const RunConfig& base, const PeftConfig& peft, const P
   return config;
 }
 
+/// Returns the family whose tensor names PEFT uses for a base. Throws Exit::usage if there is none.
+const Family& family_of_base(const RunConfig& base, const std::string& name) {
+  try {
+    return *family_for(base).first;
+  } catch (const Error&) {
+    fail(Exit::usage, "command line: --base: ", name, " has a model of kind ", base.model.kind,
+         " that can't be exported to Hugging Face's format, and PEFT's adapters are for models in "
+         "this format; give a run whose model can be exported");
+  }
+}
+
 }  // namespace
 
 bool is_peft(const fs::path& folder) { return fs::exists(folder / peft_config_file); }
@@ -201,8 +213,9 @@ fs::path import_peft(const PeftImport& o) {
 
   install_allocator();
   const PeftConfig peft = read_peft_config(o.folder);
+  const Family& family = family_of_base(from, o.base);
   const auto model = load_frozen(base, from, of_base.sizes, {}, at::kCPU);
-  const PeftTensors tensors(o.folder, *family_for(from).first, *model);
+  const PeftTensors tensors(o.folder, family, *model);
   const RunConfig config = imported_config(from, peft, tensors, o);
 
   NewFolder out(o.out, o.stop);

@@ -40,6 +40,8 @@ class Checkpointer {
   /// rank returns before all ranks have finished writing, since a launcher such as torchrun may
   /// kill the remaining ranks soon after one rank has ended. This call is a collective.
   void save_last(bool now);
+  /// Waits for a background save of this rank.
+  void wait() { saver_.wait(); }
   /// Waits for a background save, and checks that the run folder still belongs to this run. This
   /// call is a collective.
   void finish();

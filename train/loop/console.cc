@@ -1,6 +1,7 @@
 #include "train/loop/console.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/device.h"
 #include "core/io/log.h"
@@ -76,7 +77,8 @@ std::string metrics_text(const std::vector<Metric>& metrics) {
   std::string text;
   for (const auto& [name, value] : metrics)
     text += (text.empty() ? "" : ", ") + (name == "val_loss" ? "validation loss" : name) +
-            format(" %.4f", value);
+            // printf() may print a sign in front of nan.
+            (std::isnan(value) ? " nan" : format(" %.4f", value));
   return text;
 }
 

@@ -44,15 +44,15 @@ void StepReporter::report(const StepResult& result, bool write, std::vector<Laye
 
   // A loss scaler skips steps with non-finite values, but the last step of a run must be finite.
   if (state_.step == session_.config.train.steps && !std::isfinite(stats.loss))
-    end_diverged(session_.config.optim, state_.step, "loss", stats.loss);
+    end_diverged_run(stats.loss);
   auto ranks = write ? gather_ranks(result) : std::vector<RankStats>();
   if (!world().is_writer()) return;
   warn_of_slow_rank(ranks);
 
   const double seconds =
       seconds_since(last_report_time_) / static_cast<double>(state_.step - last_report_step_);
-  restart_step_timer();
   last_report_step_ = state_.step;
+  restart_step_timer();
 
   // Copy the counters to the state, so that a checkpoint of this step has them.
   log_skipped_updates(stats);
@@ -96,7 +96,19 @@ void StepReporter::report_once(const StepResult& result) {
   if (last_report_step_ != state_.step) report(result, false);
 }
 
-void StepReporter::restart_step_timer() { last_report_time_ = Clock::now(); }
+void StepReporter::restart_step_timer() {
+  // On a GPU, steps run before their results are reported. The time of these steps still counts.
+  if (last_report_step_ == state_.step) last_report_time_ = Clock::now();
+}
+
+void StepReporter::end_diverged_run(double loss) const {
+  try {
+    end_diverged(session_.config.optim, state_.step, "loss", loss);
+  } catch (const Error& e) {
+    // The scaler has skipped the step, so the session still has the state before the step.
+    keep_failed_step(e, state_.step);
+  }
+}
 
 StepStats StepReporter::read_stats(const StepResult& result) const {
   try {
@@ -113,6 +125,12 @@ void StepReporter::keep_failed_step(const Error& e, int64_t failed) const {
   if (session_.config.memory.update_in_backward) throw e;
 
   bool is_written = false;
+  try {
+    wait_for_saves();
+  } catch (const Error& why) {
+    if (why.code() == Exit::peer_lost) throw;
+    log_warn("the last checkpoint was not saved: ", why.what());
+  }
   try {
     if (divides_state(session_.optimizer) || world().is_writer())
       write_replay_bundle(run_, state_, session_, data_, failed - 1);

@@ -2,6 +2,7 @@
 // console and to metrics.jsonl.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "core/memory.h"
@@ -23,8 +24,7 @@ class StepReporter {
 
   /// Reads the results of step `state.step` and shows them. If `write` is true, also adds the
   /// results and `layers` to the metrics. Updates the counters of `state`. Synchronizes a GPU.
-  /// Calls keep_failed_step() if a step failed, or end_diverged() if the loss of the run's last
-  /// step is not finite. Both functions throw Exit::diverged.
+  /// Calls keep_failed_step() if a step failed or if the loss of the run's last step is not finite.
   void report(const StepResult& result, bool write, std::vector<LayerStats> layers = {});
   /// Calls report(result, false) unless the step was already reported.
   void report_once(const StepResult& result);
@@ -37,11 +37,17 @@ class StepReporter {
   /// time of the next step.
   void restart_step_timer();
 
+  /// Waits for this rank's background save; may throw the error of the save. keep_failed_step()
+  /// calls it first, since a save and a replay bundle use the same process group.
+  std::function<void()> wait_for_saves = [] {};
+
   /// Returns the meter that computes MFU.
   MfuMeter& mfu_meter() { return mfu_meter_; }
 
  private:
   StepStats read_stats(const StepResult& result) const;
+  /// Ends a run because the loss of its last step is not finite, as keep_failed_step() does.
+  [[noreturn]] void end_diverged_run(double loss) const;
   void save_spike_batch(const StepStats& stats) const;
   void log_skipped_updates(const StepStats& stats) const;
   void add_memory_peaks(StepMetrics& m);

@@ -29,6 +29,8 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
   else
     session_.begin(loaded);
 
+  // Once the run has a checkpoint, "never" would keep its own config from resuming it.
+  if (session_.config.checkpoint.resume == "never") session_.config.checkpoint.resume = "auto";
   // Checkpoints record the settings and the hardware that this process trains with.
   state_.base_hash = base_hash(loaded.base);
   state_.frozen_hash = session_.run_task.frozen_hash;
@@ -44,7 +46,12 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
   state_.tokenizer = data_->facts().tokenizer;
   if (known && state_.tokenizer && *known == *state_.tokenizer) {
     TokenizerSettings settings = state_.tokenizer->settings();
+    const bool has_own_template = !settings.chat_template.empty();
     settings.fill_from(known->settings());
+    // The end ids of the weights' source may lack the token that ends a turn of the data's
+    // template.
+    const int64_t end = state_.tokenizer->marks().end;
+    if (has_own_template && end >= 0) settings.add_end_id(end);
     state_.tokenizer->set_settings(std::move(settings));
   }
   state_.task = session_.task.name();
@@ -71,13 +78,16 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
   StepReporter reporter(session_, *data_, run_, state_, metrics);
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
+  reporter.wait_for_saves = [&checkpoints] { checkpoints.wait(); };
   StopController stop(c.train.max_time);
   log_start(needs, reporter.mfu_meter());
+  note_begin(state_.step);
   note_progress(state_.step, restored_.saved_step);
 
   // An evaluation that was interrupted runs first, so that metrics.jsonl has the same lines as in
   // an uninterrupted run.
-  if (restored_.checkpoint.empty()) state_.eval_due = c.train.eval_interval > 0;
+  if (restored_.checkpoint.empty() || c.train.eval_interval == 0)
+    state_.eval_due = c.train.eval_interval > 0;
   const bool eval_was_due = state_.eval_due, was_due = eval_was_due || state_.sample_due;
   if (state_.eval_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
   if (state_.sample_due) {

@@ -17,7 +17,7 @@ namespace {
 // The signal handler uses these variables, which is allowed because they are lock-free. The handler
 // prints by write(), which is async-signal-safe (POSIX).
 std::atomic<int> asked{0}, interrupts{0}, uninterrupted{0};
-std::atomic<int64_t> step_done{0}, step_saved{-1};
+std::atomic<int64_t> step_begun{0}, step_done{0}, step_saved{-1};
 std::atomic<const char*> stops_when{""};
 std::atomic<bool> clears_line{false}, counts_steps{false}, is_silent{false};
 static_assert(std::atomic<int64_t>::is_always_lock_free &&
@@ -55,7 +55,7 @@ void report_unsaved_steps() {
   s.add("stopped immediately");
   if (!counts_steps) return s.say();
   if (saved < 0)
-    s.add(": there is no checkpoint yet, so ").add(done).add(" steps are lost");
+    s.add(": there is no checkpoint yet, so ").add(done - step_begun).add(" steps are lost");
   else if (done > saved)
     s.add(": steps ")
         .add(saved + 1)
@@ -95,7 +95,9 @@ void install_stop_handlers(const char* when) {
   struct sigaction action{};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
-  for (const int s : stop_signals) sigaction(s, &action, nullptr);
+  for (const int s : stop_signals) {
+    if (!is_ignored(s)) sigaction(s, &action, nullptr);
+  }
   std::signal(SIGPIPE, SIG_IGN);
   unblock_stop_signals();
 }
@@ -114,6 +116,8 @@ void unblock_stop_signals() {
 int stop_signal() { return asked; }
 
 void silence_stop_messages() { is_silent = true; }
+
+void note_begin(int64_t step) { step_begun = step; }
 
 void note_progress(int64_t step, int64_t saved_step) {
   counts_steps = true;

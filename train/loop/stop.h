@@ -43,6 +43,9 @@ int stop_signal();
 /// Records the last completed step and the step of the newest checkpoint (-1: none), for the
 /// message of a second SIGINT.
 void note_progress(int64_t step, int64_t saved_step);
+/// Sets the step at which a run without checkpoints begins. Above 0, the run is a branch of another
+/// run.
+void note_begin(int64_t step);
 /// Records the step of the newest checkpoint. May be called on any thread.
 void note_saved(int64_t step);
 

@@ -48,14 +48,14 @@ std::string Service::model(const std::string& name) const {
 }
 
 void Service::check_model(const std::string& name) const {
-  if (name.empty() || name == model_.name) return;
+  if (name == model_.name) return;
   throw ApiError(404, "there is no model " + name + " here; the model is " + model_.name,
                  "model_not_found", "model");
 }
 
 std::shared_ptr<Reply> Service::start(std::string_view body, bool is_chat) const {
   GenerationRequest request = is_chat ? parse_chat_request(body) : parse_completion_request(body);
-  check_model(request.model);
+  if (!request.model.empty()) check_model(request.model);
   if (is_chat && !chat_) throw ApiError(400, no_chat_, "no_chat_template");
 
   const size_t texts = (is_chat ? 1 : request.prompts.size()) * static_cast<size_t>(request.n);
@@ -88,7 +88,11 @@ std::shared_ptr<Reply> Service::start(std::string_view body, bool is_chat) const
 std::vector<EncodedPrompt> Service::read(const GenerationRequest& request) const {
   std::vector<EncodedPrompt> prompts;
   if (request.is_chat) {
-    prompts.push_back({.text = "", .ids = chat_->encode_prompt(request.messages)});
+    try {
+      prompts.push_back({.text = "", .ids = chat_->encode_prompt(request.messages)});
+    } catch (const Error& e) {
+      throw ApiError(400, e.what(), "", "messages");
+    }
   } else {
     for (const Prompt& prompt : request.prompts) prompts.push_back(read_prompt(prompt));
   }

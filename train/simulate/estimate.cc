@@ -89,7 +89,7 @@ Passes StepSimulator::elementwise() const {
   const double c = as_double(shape_.width) / (cluster_.software.sequence_parallel ? tensor_ : 1);
   const double hidden = as_double(shape_.hidden) / tensor_;
   const double rotated =
-      shape_.learned_positions
+      shape_.positions > 0
           ? 0
           : as_double((shape_.heads + shape_.kv_heads) * shape_.head_width) / tensor_;
 
@@ -274,7 +274,7 @@ void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head
   // once. If stages are interleaved, the times of the other stages count in part (Narayanan et al.
   // 2021: (p - 1) / (v m) of the step).
   const double slowest = std::max({first, last, stages > 2 ? middle : 0.0});
-  const double all = first + last + (stages - 2) * middle;
+  const double all = as_double(shape_.layers) * layer.total() + head.total();
   out_.bubble = (all - slowest) / parts;
 
   // Stages send each other the activations of a micro-batch; each tensor rank sends its part.

@@ -104,7 +104,7 @@ GpuMemory gpu_memory(const StepWorkload& step, const ParallelLayout& l, const Gp
   const TransformerShape& s = step.shape;
   const double table = as_double(s.vocab) * as_double(s.width);
   const double outside = s.parameters() - as_double(s.layers) * s.layer_parameters();
-  const double positions = s.learned_positions ? as_double(s.sequence) * as_double(s.width) : 0;
+  const double positions = as_double(s.positions) * as_double(s.width);
   const double micro_batches = as_double(l.micro_batches(step.global_batch));
   const LayersPerStage layers = stage_layers(s.layers, l);
 

@@ -21,7 +21,7 @@ double TransformerShape::layer_parameters() const {
 double TransformerShape::parameters() const {
   const auto c = as_double(width), v = as_double(vocab);
   return as_double(layers) * layer_parameters() + (tied ? 1 : 2) * v * c +
-         (learned_positions ? as_double(sequence) * c : 0) + (bias ? 2 : 1) * c;
+         as_double(positions) * c + (bias ? 2 : 1) * c;
 }
 
 double TransformerShape::attended_pairs() const {
@@ -34,7 +34,7 @@ double TransformerShape::flops_per_token() const {
   const auto l = as_double(layers), t = as_double(sequence);
   const double keys = windowed * std::min(as_double(window), t) + (1 - windowed) * t;
   const auto matmul = parameters() - (tied ? 0 : as_double(vocab) * as_double(width)) -
-                      (learned_positions ? t * as_double(width) : 0);
+                      as_double(positions * width);
   return 6 * matmul + 12 * l * as_double(heads * head_width) * keys;
 }
 

@@ -20,12 +20,12 @@ struct TransformerShape {
   int64_t layers = 1, width = 1, heads = 1, kv_heads = 1, head_width = 1;
   int64_t hidden = 1;  ///< units of the feed-forward part
   int64_t vocab = 1, sequence = 1;
-  int64_t window = 0;   ///< tokens that a query attends to in windowed layers; 0: no such layers
-  double windowed = 0;  ///< share of the layers that have a window
-  bool gated = false;   ///< whether the feed-forward part has three matrices, as in SwiGLU
-  bool tied = true;     ///< whether the head shares the embedding's weight
-  bool learned_positions = false;  ///< whether the model has an embedding of positions
-  bool bias = false;               ///< whether linear layers and norms have biases
+  int64_t window = 0;     ///< tokens that a query attends to in windowed layers; 0: no such layers
+  double windowed = 0;    ///< share of the layers that have a window
+  bool gated = false;     ///< whether the feed-forward part has three matrices, as in SwiGLU
+  bool tied = true;       ///< whether the head shares the embedding's weight
+  int64_t positions = 0;  ///< rows of the embedding of positions; 0: no such embedding
+  bool bias = false;      ///< whether linear layers and norms have biases
 
   /// Returns the number of parameters in the matrices of a layer.
   double layer_matrices() const;

@@ -14,6 +14,7 @@ namespace {
 /// Returns the shortest decimal that is read back as the same number. Returns nan, inf or -inf for
 /// numbers that are not finite.
 std::string number_text(double x) {
+  if (std::isnan(x)) return "nan";  // printf() may print a sign
   std::string text;
   for (int digits = 15; digits <= 17 && (text.empty() || std::strtod(text.c_str(), nullptr) != x);
        ++digits)

@@ -123,7 +123,9 @@ class Language final : public TokenTask {
     for (const auto& [name, loss] : scores.sums) {
       if (!name.starts_with(losses)) continue;
       const std::string source = name.substr(losses.size());
-      all.emplace_back("val_loss_" + source, loss / scores.sums.at("targets of " + source));
+      const double targets = scores.sums.at("targets of " + source);
+      // The sampled windows of a source may contain only masked targets.
+      if (targets > 0) all.emplace_back("val_loss_" + source, loss / targets);
     }
     return all;
   }

@@ -216,6 +216,32 @@ TEST_CASE(
   CHECK_THAT(refusal({}), ContainsSubstring("--source NAME=PATH:SHARE"));
 }
 
+TEST_CASE("options of a mixture apply to the sources for which they are", "[mixture]") {
+  const TempFolder f(fast_folder());
+  write_file(f / "web.jsonl", "{\"body\": \"one two\"}\n{\"body\": \"three\"}\n");
+  write_file(f / "plays.txt", "four\n--\nfive \xFF");
+  const auto prepared = [&](const std::string& out, const std::vector<std::string>& more) {
+    std::vector<std::string> words{"prepare",  "--out",         out,        "--val",          "0",
+                                   "--source", "web=web.jsonl", "--source", "plays=plays.txt"};
+    words.insert(words.end(), more.begin(), more.end());
+    return lathe_in(f, words);
+  };
+  const Finished both =
+      prepared("both", {"--field", "body", "--separator", "--\n", "--invalid", "repair"});
+  INFO(both.err);
+  CHECK(both.code == 0);
+  CHECK(fs::exists(f / "both/manifest.json"));
+
+  // An option that applies to no source is refused before a source is prepared.
+  write_file(f / "plays.txt", "four");
+  fs::rename(f / "web.jsonl", f / "web.txt");
+  const Finished none = lathe_in(f, {"prepare", "--out", "none", "--source", "web=web.txt",
+                                     "--source", "plays=plays.txt", "--field", "body"});
+  CHECK(none.code == 2);
+  CHECK_THAT(none.err, ContainsSubstring("--field"));
+  CHECK(!fs::exists(f / "none/web/manifest.json"));
+}
+
 TEST_CASE("continuing a killed preparation notices changes of the input and the tokenizer",
           "[mixture]") {
   const TempFolder f(fast_folder());

@@ -205,6 +205,11 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
        "<|end_header_id|>\n\nHo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nA<|eot_id|>"
        "<|start_header_id|>assistant<|end_header_id|>\n\n");
 
+  // Python's strip() also removes these spaces: U+3000, U+00A0 and U+2003.
+  asks(llama3, {{"user", "\xE3\x80\x80\xC2\xA0Hi\xE2\x80\x83\n"}},
+       "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+       "<|start_header_id|>assistant<|end_header_id|>\n\n");
+
   // If a tokenizer has no chat template, no system message is added and no text is trimmed.
   asks(chatml_tokens(), one, "<|im_start|>user\n Hi<|im_end|>\n<|im_start|>assistant\n");
   asks(llama3_tokens(), one,

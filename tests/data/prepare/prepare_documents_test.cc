@@ -295,6 +295,27 @@ TEST_CASE("texts are split at separators, and long ones are read in parts withou
   CHECK(Tokenizer::byte().decode(split_ids(f / "a", "train")) == "one\n\ntwo\n");
   CHECK(counts_of(f / "a")["empty"] == 1);
 
+  // A separator that overlaps itself is found from the left, wherever the text is read in parts.
+  {
+    std::string overlapping;
+    for (int i = 0; overlapping.size() < 3'000'000; ++i)
+      overlapping += std::string(static_cast<size_t>(1 + i % 5), 'x') +
+                     std::string(static_cast<size_t>(2 + i % 7), '\n');
+    write_file(f / "lines.txt", overlapping);
+    DocumentOptions lines{.source = {.files = {(f / "lines.txt").string()}, .separator = "\n\n"},
+                          .out = f / "lines"};
+    lines.val_share = 0;
+    prepare_documents(lines);
+    std::string wanted;
+    for (size_t at = 0; at < overlapping.size();) {
+      const size_t end = std::min(overlapping.find("\n\n", at), overlapping.size());
+      const std::string document = overlapping.substr(at, end - at);
+      if (document.find('x') != std::string::npos) wanted += document + "\n";
+      at = end + 2;
+    }
+    CHECK(Tokenizer::byte().decode(split_ids(f / "lines", "train")) == wanted);
+  }
+
   std::string text = sample_text(3'500'000);
   for (size_t at = 60; at + 3 < text.size(); at += 61) text[at] = '\n';
   for (size_t at = 1000; at + 3 < text.size(); at += 1777) text.replace(at, 3, " \n\n");

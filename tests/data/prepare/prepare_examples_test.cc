@@ -190,6 +190,18 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(p.csv("0,1,label\n5,6,0\n5,6,1\n").train.examples == 2);
   CHECK(p.csv("0,1,x\n5,6,y\n5,6,x\n").train.examples == 3);
 
+  // A text target that occurs again shows that the first line is data, even if an id and another
+  // text do not occur again.
+  CHECK(p.csv("P000,31,9,sick\nP001,30,8,well\nP002,2,3,sick\n").train.examples == 3);
+  CHECK(p.csv("id,31,9,state\nP001,30,8,well\nP002,2,3,sick\nP003,2,2,sick\n").train.examples == 3);
+
+  // A number is the number of a column, also if a cell of the first line of data is that number.
+  p.options.table.target = "3";
+  m = p.csv("blue,3,7,41\nred,1,8,40\nblue,2,7,30\n");
+  CHECK(m.train.examples == 3);
+  CHECK(m.labels == std::vector<std::string>{"7", "8"});
+  p.options.table.target = "last";
+
   // The target may be any column.
   const std::string table = "a,2,c\n1,0,3\n4,1,6\n";
   for (const auto& [target, row] : std::map<std::string, std::vector<double>>{{"last", {1, 0, 0}},
@@ -593,7 +605,7 @@ TEST_CASE("text columns become one input per category", "[prepare_examples]") {
   m = p.csv("red,1,x\nblue,2,y\nred,3,x\n");
   CHECK(m.train.examples == 3);
   CHECK(!m.table->has_header);
-  CHECK(p.csv("color,1,x\nblue,2,y\nred,3,x\n").table->has_header);
+  CHECK(p.csv("color,1,kind\nblue,2,y\nred,3,x\n").table->has_header);
 
   CHECK_THAT(p.csv_problem("a,b\nred,x\n5,y\n"), ContainsSubstring("a.csv:3: column 1 (a)") &&
                                                      ContainsSubstring("\"5\"") &&

@@ -285,6 +285,19 @@ TEST_CASE("an interrupted preparation of plain text continues, and gives the sam
   CHECK((contents("out") == contents("whole")));
 }
 
+TEST_CASE("a preparation into a folder within its input reads only the input", "[prepare]") {
+  const TempFolder f(fast_folder());
+  fs::create_directories(f / "in/more");
+  write_file(f / "in/a.txt", "one ");
+  write_file(f / "in/more/b.txt", "two ");
+  fs::create_directories(f / "in/out");
+  write_file(f / "in/outside.txt", "three");
+  write_file(f / "in/out/.unfinished-manifest.json-progress", "left by a killed command");
+  CHECK(expand_inputs({(f / "in").string()}, f / "in/out") ==
+        std::vector<fs::path>{f / "in/a.txt", f / "in/more/b.txt", f / "in/outside.txt"});
+  CHECK(expand_inputs({(f / "in").string()}).size() == 4);
+}
+
 TEST_CASE("a user's file in the folder of an interrupted preparation is not deleted", "[prepare]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(20000));

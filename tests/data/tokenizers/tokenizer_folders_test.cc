@@ -248,4 +248,25 @@ TEST_CASE("add_bos_token decides for Llama's classes whether a prompt begins wit
   CHECK(begin_with(1, {{"tokenizer_class", "LlamaTokenizer"}}) == 1);
 }
 
+TEST_CASE("settings that are missing are filled one by one", "[tokenizer_folders]") {
+  const TokenizerSettings base{.has_special_tokens = true,
+                               .bos_token = "<s>",
+                               .eos_token = "</s>",
+                               .pad_token = "<pad>",
+                               .other_tokens = "[\"<x>\"]",
+                               .generation_config = "{\"eos_token_id\": 0}"};
+  TokenizerSettings data{
+      .chat_template = "chatml", .has_special_tokens = true, .eos_token = "<end>"};
+  data.fill_from(base);
+  CHECK(data.chat_template == "chatml");
+  CHECK(data.eos_token == "<end>");
+  CHECK(data.bos_token.empty());
+  CHECK(data.pad_token == "<pad>");
+  CHECK(data.other_tokens == base.other_tokens);
+  CHECK(data.end_ids == std::vector<int64_t>{0});
+  data.add_end_id(2);
+  CHECK(data.end_ids == std::vector<int64_t>{2, 0});
+  CHECK_THAT(data.generation_config, ContainsSubstring("2"));
+}
+
 }  // namespace

@@ -45,6 +45,20 @@ std::string row_text(const Batch& b, int64_t row) {
   return read + ">" + learned;
 }
 
+TEST_CASE("a document keeps its first token if the same token ends documents", "[padded]") {
+  const TempFolder f;
+  write_file(f / "text.txt", "$ab$$cd$$e$");
+  prepare({.inputs = {(f / "text.txt").string()}, .out = f / "data", .val_share = 0});
+  const auto data =
+      open_data({.dir = (f / "data").string(), .packing = "examples", .document_end = '$'});
+  const BatchSizes sizes{.batch_size = 3, .block_size = 5, .vocab_size = 256};
+  std::multiset<std::string> seen;
+  for (const Batch& b : draw_batches(*data, sizes, 1, 0, 1, at::kCPU)) {
+    for (int64_t row = 0; row < 3; ++row) seen.insert(row_text(b, row));
+  }
+  CHECK(seen == std::multiset<std::string>{"$ab__>ab$", "$cd__>cd$", "$e___>e$"});
+}
+
 TEST_CASE("a row is one document, padded or truncated", "[padded]") {
   const TempFolder f;
   const auto data = open_padded(answers_in(f));

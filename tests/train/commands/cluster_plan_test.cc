@@ -52,6 +52,8 @@ TEST_CASE("a cluster plan uses the model, batch and optimizer of the config", "[
     const DryStep dry = dry_step(loaded);
     const Json json = f.json({"--card", "h100", "--layout", "data=8,micro=4"}, config);
     CHECK(json["params"].get<double>() == Approx(dry.parameters));
+    CHECK(f.json({"--card", "h100", "--layout", "data=8,micro=4", "--data.window=64"},
+                 config)["params"] == json["params"]);
     CHECK(json["flops_per_token"].get<double>() ==
           Approx(dry.formula_flops / static_cast<double>(units_of_micro_batch(loaded.config))));
 
@@ -143,6 +145,18 @@ TEST_CASE("a cluster plan knows which layouts Lathe refuses to train", "[cluster
   CHECK(has_it("data=8,micro=4", "gpt.toml", updating));
   CHECK(!has_it("data=8,micro=2", "gpt.toml", updating));
   CHECK(!has_it("data=8,micro=4,shard=1", "gpt.toml", updating));
+
+  // Keys that the layout needs may contradict other keys of the config.
+  CHECK(!has_it("data=8,micro=4,recompute=full", "gpt.toml", {"--memory.saved=bf16"}));
+  CHECK(has_it("data=8,micro=4,recompute=none", "gpt.toml", {"--memory.saved=bf16"}));
+  CHECK(!has_it("data=8,micro=4,recompute=selective", "gpt.toml", {"--memory.budget=2GB"}));
+  CHECK(!has_it("data=8,micro=1", "gpt.toml", {"--amp.dtype=fp8", "--data.window=8"}));
+  CHECK(has_it("data=8,micro=2", "gpt.toml", {"--amp.dtype=fp8", "--data.window=8"}));
+
+  // A degree of the config that the layout does not have is reset.
+  const Finished other = f.plan(
+      {"--card", "h100", "--layout", "data=8,micro=4", "--dist.tensor=2", "--dist.context=4"});
+  CHECK_THAT(other.out, ContainsSubstring("--dist.tensor=1 --dist.context=1"));
 }
 
 TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {

@@ -479,4 +479,25 @@ TEST_CASE("a key that has no effect with the chosen kind gives a warning", "[con
   CHECK(seen.size() >= 30);
 }
 
+TEST_CASE("a key that chooses causes no warning about keys that are not given", "[config]") {
+  const TempFolder f;
+  write_file(f / "a.toml", "");
+  int loaded = 0;
+  for (const Field& field : RunConfig().schema().fields()) {
+    for (const std::string& choice : field.rule.choices) {
+      INFO(field.key << " = " << choice);
+      std::optional<RunConfig> config;
+      try {
+        if (!field.rule.kinds.empty()) continue;  // the key has an effect only with another key
+        config = load_config((f / "a.toml").string(), {{field.key, choice}}).config;
+      } catch (const Error&) {
+        continue;  // the value needs further keys
+      }
+      ++loaded;
+      CHECK(config_warnings(*config) == std::vector<std::string>{});
+    }
+  }
+  CHECK(loaded > 70);
+}
+
 }  // namespace

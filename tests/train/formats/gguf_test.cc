@@ -297,6 +297,19 @@ TEST_CASE("llama3's scaling is recovered from the divisors in rope_freqs.weight"
   CHECK(*config.model.own.find<int64_t>("rope_original_context") == 8192);
   CHECK(*config.model.own.find<double>("rope_high_freq_factor") == 4);
 
+  // Equal divisors divide all angles by the same number.
+  for (const float divisor : {1.0F, 4.0F}) {
+    std::string bytes;
+    for (int i = 0; i < 32; ++i) bytes += raw(divisor);
+    made.file.tensor("rope_freqs.weight").bytes = bytes;
+    write_file(f / "model.gguf", made.file.bytes());
+    const fs::path out = f / str("equal-", divisor);
+    import_gguf({.folder = f / "model.gguf", .out = out});
+    const RunConfig equal = saved_config(read_state(find_checkpoint(out)), "");
+    CHECK(*equal.model.own.find<std::string>("rope_scaling") == (divisor == 1 ? "none" : "linear"));
+    CHECK(*equal.model.own.find<double>("rope_factor") == divisor);
+  }
+
   // Divisors of another formula, or of another model, are refused.
   const auto refused = [&](const std::string& bytes) {
     made.file.tensor("rope_freqs.weight").bytes = bytes;

@@ -69,6 +69,30 @@ TEST_CASE(
     raise(SIGINT);
   });
   CHECK_THAT(early.err, ContainsSubstring("no checkpoint") && ContainsSubstring("7 steps"));
+
+  const Finished branch = child([] {
+    install_stop_handlers("after this step");
+    note_begin(3);
+    note_progress(9, -1);
+    raise(SIGINT);
+    raise(SIGINT);
+  });
+  CHECK_THAT(branch.err, ContainsSubstring("no checkpoint") && ContainsSubstring("6 steps"));
+}
+
+TEST_CASE("a signal SIGHUP that is ignored at the start stays ignored, as nohup wants it",
+          "[signal]") {
+  const Finished ignored = child([] {
+    ::signal(SIGHUP, SIG_IGN);
+    install_stop_handlers("after this step");
+    const BlockStopSignals blocked;
+    raise(SIGHUP);
+    sigset_t pending;
+    sigpending(&pending);
+    _exit(stop_signal() == 0 && sigismember(&pending, SIGHUP) == 0 ? 0 : 1);
+  });
+  CHECK(ignored.code == 0);
+  CHECK(ignored.err.empty());
 }
 
 TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {

@@ -134,6 +134,14 @@ TEST_CASE("a signal interrupts an evaluation, which comes first on resume", "[tr
   CHECK(stopped.out.find("validation loss") == std::string::npos);
   CHECK(list_checkpoints(f / "cut").at(0).filename() == "step-00000000");
 
+  // A run that no longer evaluates does not repeat the evaluation.
+  fs::copy(f / "cut", f / "without", fs::copy_options::recursive);
+  auto without = command("without", "20");
+  std::ranges::replace(without, "--train.eval_interval=2", "--train.eval_interval=0");
+  const Finished unevaluated = lathe_in(f, without);
+  CHECK(unevaluated.code == 0);
+  CHECK(unevaluated.out.find("validation loss") == std::string::npos);
+
   // Interrupt the evaluation again, at the same step.
   stopped = stopped_early();
   CHECK(stopped.code == 75);
@@ -478,7 +486,26 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
   const Finished scaled =
       train("scaled", "1e30", {"--train.steps=2", "--train.eval_interval=0", "--amp.dtype=fp16"});
   CHECK(scaled.code == 5);
-  CHECK_THAT(scaled.err, ContainsSubstring("step 2,") && ContainsSubstring(": loss "));
+  CHECK_THAT(scaled.err, ContainsSubstring("step 2,") && ContainsSubstring(": loss ") &&
+                             ContainsSubstring("lathe replay"));
+  CHECK(state("scaled") == "diverged");
+  const Finished replayed = lathe_in(f, {"replay", "scaled"});
+  INFO(replayed.out << replayed.err);
+  CHECK(replayed.code == 0);
+  CHECK_THAT(replayed.out, ContainsSubstring("finite"));
+}
+
+TEST_CASE("the config of a run with checkpoint.resume = \"never\" resumes the run", "[trainer]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::vector<std::string> first{"train", "tiny.toml", "--train.steps=10",
+                                       "--checkpoint.resume=never"};
+  REQUIRE(lathe_in(f, first).code == 0);
+  CHECK(lathe_in(f, first).code == 2);
+  const Finished longer = lathe_in(f, {"train", "runs/tiny/config.toml", "--train.steps=20"});
+  INFO(longer.err);
+  CHECK(longer.code == 0);
+  CHECK(list_checkpoints(f / "runs/tiny").at(0).filename() == "step-00000020");
 }
 
 TEST_CASE("runs with several optimizers, schedules and initializations succeed", "[trainer]") {

@@ -103,6 +103,7 @@ TEST_CASE("each route answers, and errors have OpenAI's form and their status", 
   const std::vector<Wrong> all{
       {get_request("/nothing"), 404, "unknown_url"},
       {get_request("/v1/models/other"), 404, "model_not_found"},
+      {get_request("/v1/models/"), 404, "model_not_found"},
       {post(R"({"prompt": "a", "model": "other"})"), 404, "model_not_found"},
       {get_request("/v1/completions"), 405, "method_not_allowed"},
       {"DELETE /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", 405, "method_not_allowed"},
@@ -150,6 +151,26 @@ TEST_CASE("each route answers, and errors have OpenAI's form and their status", 
   CHECK(answer_to(port, post(R"({"prompt": "a", "max_tokens": 48})")).status == 200);
   // The Range header is ignored, since a response of many ranges would be assembled in memory.
   CHECK(answer_to(port, get_request("/", "Range: bytes=0-0,0-0\r\n")).body == page.body);
+}
+
+TEST_CASE("text that the tokenizer can't encode is answered with status 400", "[serve_http]") {
+  // Give the token of the byte 0xF0 another text.
+  Json json;
+  served_tokenizer().add_to_json(json, "kind");
+  BPEDefinition definition = bpe_from_json(json["bpe"], "test");
+  definition.tokens[0xF0] = "zz";
+  json["bpe"] = bpe_to_json(definition);
+  const Tokenizer tokenizer = Tokenizer::from_json(json, "kind", "test");
+  const ServedHere server({}, 64, true, 600, tokenizer);
+
+  const std::string text = "\xF0\x9F\x98\x80";
+  for (const HttpAnswer& answer :
+       {complete(server.port(), {{"prompt", text}}),
+        chat(server.port(), {{"messages", {{{"role", "user"}, {"content", text}}}}})}) {
+    INFO(answer.body);
+    CHECK(answer.status == 400);
+    CHECK_THAT(answer.body, ContainsSubstring("240"));
+  }
 }
 
 TEST_CASE("with a key, requests without it are refused", "[serve_http]") {

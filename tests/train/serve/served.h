@@ -63,14 +63,15 @@ inline std::vector<std::vector<int64_t>> generated(const std::vector<int64_t>& i
 }
 
 /// A server in this process, on a free port. If `runs` is false, the server generates no text until
-/// run() is called. `max_time`: the number of seconds that a request may take.
+/// run() is called. `max_time`: the number of seconds that a request may take. `tokenizer` must
+/// have as many tokens as served_tokenizer().
 class ServedHere {
  public:
   explicit ServedHere(HttpOptions http = {}, size_t queue = 64, bool runs = true,
-                      double max_time = 600)
+                      double max_time = 600, const Tokenizer& tokenizer = served_tokenizer())
       : scheduler_(served_model(), scheduler_options(4, queue)),
         service_({.name = "small",
-                  .tokenizer = served_tokenizer(),
+                  .tokenizer = tokenizer,
                   .context = served_context,
                   .max_time = max_time},
                  scheduler_) {

@@ -87,7 +87,7 @@ TransformerShape shape_of(const Cells& row) {
   s.sequence = whole(row, "seq").value();
   s.gated = is_llama;
   s.tied = !is_llama && !contains(row.at("model"), "nanochat");
-  s.learned_positions = !is_llama;
+  s.positions = is_llama ? 0 : s.sequence;
   s.bias = !is_llama;
   return s;
 }

@@ -189,6 +189,16 @@ TEST_CASE("the pipeline bubble agrees with the formula of Narayanan et al.", "[s
           Approx((as_double(pipeline) - 1) / (as_double(parts) * m)).epsilon(5e-3));
   }
   CHECK(estimate_step(cluster, gpt3(), {.data = 64, .tensor = 8}).bubble == 0);
+
+  // Of 9 to 14 layers on 8 stages, the largest stage has 2. Each further layer adds its own time to
+  // the bubble, in which every stage waits for all other stages.
+  const auto bubble = [&](int64_t layers) {
+    return estimate_step(cluster, gpt3(layers), {.data = 8, .tensor = 8, .pipeline = 8}).bubble;
+  };
+  const double layer = (bubble(14) - bubble(9)) / 5;
+  CHECK(layer > 0);
+  CHECK(bubble(13) - bubble(9) == Approx(4 * layer));
+  CHECK(bubble(9) == Approx(7 * layer).epsilon(0.02));
 }
 
 TEST_CASE("each collective sends the bytes of its closed formula", "[simulator]") {

@@ -191,6 +191,19 @@ TEST_CASE(
   refused(with("use_dora", true), on_base, "lora_m", Exit::checkpoint);
   refused("[]", on_base, "adapter_config.json", Exit::checkpoint);
 
+  write_file(f / "rnn.toml",
+             "[model]\nkind = \"rnn\"\nn_layer = 1\nn_hidden = 8\nn_embd = 8\n[data]\ndir = "
+             "\"data\"\n[train]\n"
+             "steps = 1\nbatch_size = 1\neval_interval = 0\n");
+  ran({"train", "rnn.toml", "--train.out_dir=recurrent"});
+  refused(config, {"--base", "recurrent"}, "kind rnn", Exit::usage);
+
+  // PEFT writes the settings of EVA with its initialization, which does not change the base.
+  Json eva = parse_json(with("init_lora_weights", "eva"), "", Exit::internal);
+  eva["eva_config"] = {{"rho", 2.0}, {"tau", 0.99}};
+  write_file(f / "peftfalse/adapter_config.json", json_text(eva));
+  ran({"import", "peftfalse", "--base", "base", "--out", "eva"});
+
   write_file(f / "peftfalse/adapter_config.json", with("modules_to_save", nullptr));
   // The unchanged adapters are accepted.
   ran({"import", "peftfalse", "--base", "base", "--out", "refused"});
