@@ -29,8 +29,9 @@ Variable linspace(double start, double end, int64_t n, at::TensorOptions options
 /// number may differ.
 Variable randn(at::IntArrayRef sizes, uint64_t seed, at::TensorOptions options = {});
 /// Returns a tensor [..., classes] that is 1 at the index of each id and 0 elsewhere. `ids` is
-/// int64 [...], with values in [0, classes). Call it as lathe::one_hot in files that also include
-/// ATen's one_hot, which returns an int64 tensor.
+/// int64 [...], with values in [0, classes). The default device is the device of `ids`. Call this
+/// function as lathe::one_hot in files that also include ATen's one_hot, which returns an int64
+/// tensor.
 Variable one_hot(const at::Tensor& ids, int64_t classes, at::TensorOptions options = {});
 
 /// Converts nested braces of numbers to an argument of tensor().

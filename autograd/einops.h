@@ -16,9 +16,10 @@ namespace lathe {
 using AxisSizes = std::vector<std::pair<std::string, int64_t>>;
 
 // A pattern is "names of x's dims -> names of the result's dims", such as "b c (h w) -> b h w c".
-// Names consist of letters, digits and underscores, and begin with a letter. Parentheses join
-// several names into one dim, outermost first; "..." stands for all other dims; 1 (or "()") is a
-// dim of size 1. Every size that does not follow from the shape of x must be given.
+// Names consist of letters, digits and underscores, begin with a letter, and do not end with an
+// underscore. Parentheses join several names into one dim, outermost first; "..." stands for all
+// other dims; 1 (or "()") is a dim of size 1. Every size that does not follow from the shape of x
+// must be given.
 /// Reorders, joins and splits dims. Both sides must have the same names.
 Variable rearrange(const Variable& x, const std::string& pattern, const AxisSizes& sizes = {});
 /// Rearranges several tensors of one shape, which are first stacked along a new first dim.

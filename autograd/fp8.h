@@ -33,10 +33,10 @@ struct Fp8Tensor {
   at::Tensor data, factor;
 };
 
-/// Returns t * (limit / largest), where `limit` is the largest number of the format, clamped to the
-/// format and rounded to nearest even. If `largest` is 1e-30 or less, t is not scaled. If `largest`
-/// is not finite, the factor is NaN, so that an overflow stays visible. `format` is float8_e4m3fn
-/// or float8_e5m2.
+/// Returns t * (limit / largest), clamped to the range of the format and rounded to nearest even.
+/// `limit` is the largest number of the format. If `largest` is 1e-30 or less, t is not scaled. If
+/// `largest` is not finite, the factor is NaN, so that an overflow stays visible. `format` is
+/// float8_e4m3fn or float8_e5m2.
 Fp8Tensor to_fp8(const at::Tensor& t, const at::Tensor& largest, at::ScalarType format);
 
 /// Returns a b^T for a [m, k] and b [n, k], plus a float32 bias [n] if defined, in dtype `out`.

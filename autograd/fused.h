@@ -25,13 +25,13 @@ Variable run_fused(std::span<const Variable> inputs, const FusedFunction& fn);
 
 }  // namespace detail
 
-/// Returns fn(inputs...). If fn consists of elementwise ops, one op "fused" computes it: + - * /
+/// Returns fn(inputs...). One op "fused" computes the result if fn consists of these ops: + - * /
 /// with Variables and numbers, neg, exp, log, sqrt, rsqrt, reciprocal, pow, tanh, erf, sigmoid,
 /// relu, silu, gelu, cast, masked_fill, where and comparisons, softmax() and log_softmax() over the
 /// last dim, and sum() and mean() over the last dim with `keepdim`. The result and the gradients
 /// have the same bits as if the ops ran one by one (NaNs may differ in their payload); second
-/// derivatives agree up to rounding. For backward, the op keeps the inputs that its gradients
-/// depend on, sums, and the results of functions such as exp(), and computes the other values
+/// derivatives agree up to rounding. For backward, the op keeps the inputs on which its gradients
+/// depend, the sums, and the results of functions such as exp(). It computes the other values
 /// again.
 ///
 /// Only float32 and bfloat16 on CPUs are fused, and only float32 is summed. Inputs and captured

@@ -36,15 +36,16 @@ struct Registered {
 /// Returns v as the op receives it under the thread's autocast: v itself, its working copy, or a
 /// cast of v.
 Variable autocast(Amp policy, const Variable& v);
-/// During a recomputation, returns the state of the next op if it was kept when it ran first.
+/// During a recomputation, returns the next op as it was kept in its first run; empty if it was not
+/// kept.
 KeptOp kept_op(const char* name);
 /// During a recomputation, returns whether this op, which has no input that needs a gradient now,
-/// was recorded when it ran first. This happens if its parameters have been frozen since then.
+/// was recorded in its first run. This happens if its parameters have been frozen since then.
 bool was_recorded(const char* name, std::span<const Variable> inputs);
-/// During a recomputation, also marks in `needs` the inputs that needed a gradient when the op ran
-/// first.
+/// During a recomputation, also marks in `needs` the inputs that needed a gradient in the first run
+/// of the op.
 void add_needs(const char* name, std::span<bool> needs);
-/// During a recomputation, returns the node that was created when this op ran first, or null if
+/// During a recomputation, returns the node that was created in this op's first run, or null if
 /// that node no longer exists.
 std::shared_ptr<Node> replayed_node(const char* name, std::span<const Variable> inputs);
 /// Passes the node to the Recomputation that records it (Mode::recording). A plain recording drops
@@ -54,8 +55,8 @@ void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> in
                  std::span<const at::Tensor> outputs, const Flops& forward);
 /// Packs the tensors that the op of the node keeps, with the thread's SavedPacker.
 void pack_saved(Node& node, const OpInfo& info);
-/// Throws an error which states that the recomputation ran another op than the op that created
-/// `node`.
+/// Throws an error which states that the op `name` of a recomputation returned other shapes or
+/// dtypes than the op that created `node`.
 [[noreturn]] void replay_mismatch(const char* name, const Node& node);
 /// Restores the op of a node by recomputation.
 void recompute_node(Node& node);

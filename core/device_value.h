@@ -29,8 +29,8 @@ class DeviceValue {
     std::memcpy(&value, host.const_data_ptr(), sizeof value);
     return value;
   }
-  /// Sets the value to a copy of `value`, which is in host memory. On a GPU, the copy is queued on
-  /// the current stream.
+  /// Sets the value to a copy of `value`, which is in host memory. On a GPU, queues the copy on the
+  /// current stream and waits until it has finished.
   void set(const T& value) {
     const at::Tensor host = at::empty({sizeof value}, at::kByte);
     std::memcpy(host.mutable_data_ptr(), &value, sizeof value);

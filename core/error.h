@@ -22,8 +22,8 @@ enum class Exit : int {
   busy = 8,  ///< the folder is in use by another process
   memory = 9,
   no_fit = 10,   ///< `lathe plan` found nothing that fits
-  stopped = 75,  ///< the run wrote a checkpoint and ended after a signal or time limit; run it
-                 ///< again to resume
+  stopped = 75,  ///< a signal, train.max_time or train.pause_at stopped the command; a run has
+                 ///< written a checkpoint, and resumes when it is started again
 };
 
 /// An error with the exit code of the process.

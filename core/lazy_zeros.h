@@ -9,7 +9,8 @@ namespace lathe {
 
 /// Returns contiguous zeros on the CPU. A page of the tensor takes memory only after the first
 /// write to the page. memory_stats() counts the bytes that count_written() announces, in the
-/// category that is current now. Throws Exit::memory if the system has no addresses left.
+/// category that is current when the tensor is created. Throws Exit::memory if the system has no
+/// addresses left.
 at::Tensor lazy_zeros(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// Returns whether the memory of `t` was created by lazy_zeros().
 bool is_lazy_zeros(const at::Tensor& t);

@@ -1,7 +1,8 @@
-// Declares the allocator of ATen's CPU tensors, which caches and counts memory. Blocks are cut from
-// segments by best fit, and merged again when they are freed. A training step in steady state
-// therefore requests no memory from the system, and reserved memory follows the peak of memory in
-// use. Every byte in use belongs to a category.
+// Declares the allocator of ATen's CPU tensors, which caches and counts memory. Blocks above 4 KB
+// are cut from segments, which are large pieces of memory from the system, by best fit. They are
+// merged again when they are freed. Freed smaller blocks are kept for blocks of the same size. A
+// training step in steady state therefore requests no memory from the system, and reserved memory
+// follows the peak of memory in use. Every byte in use belongs to a category.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -10,9 +10,9 @@
 
 namespace lathe {
 
-/// Calls f(first, last) on ATen's threads for parts of [begin, end). There is at most one part for
-/// each `grain` indices, rounded up. Does nothing in a dry run. All loops of kernels use this
-/// function.
+/// Calls f(first, last) on ATen's threads for parts of [begin, end). The number of parts is at most
+/// (end - begin) / grain, rounded up. Does nothing in a dry run. All parallel loops of Lathe's
+/// kernels use this function.
 template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   if (is_dry_run()) return;

@@ -24,7 +24,7 @@ class ThreadLog {
     int thread;             ///< index of the thread among the threads that do this work: 0, 1, ...
     Clock::time_point begin, end;
   };
-  /// The interval from the start of a loop to the end of its last thread.
+  /// The interval from the start of a loop until all threads have finished their parts of the loop.
   struct Loop {
     Clock::time_point begin, end;
   };

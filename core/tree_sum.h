@@ -6,9 +6,9 @@
 // process that sums this block gets bitwise the same result:
 //
 //            (0 1 2 3) + (4 5)
-//           /         \        \              with one process: all of it
-//      (0 1)   +   (2 3)        (4 5)         with three: a pair each, then the top
-//      0 + 1       2 + 3        4 + 5
+//           /         \        \              one process: it computes all sums
+//      (0 1)   +   (2 3)        (4 5)         three processes: each sums one pair, and the sums of
+//      0 + 1       2 + 3        4 + 5         the pairs are then added
 //
 // A running sum of n values keeps one partial sum for each bit that is set in n. There are
 // therefore at most log2(n) + 1 partial sums.

@@ -178,7 +178,7 @@ class Data {
 /// folder.
 struct DataKind {
   std::string name;
-  /// Opens data.dir. If the data have a fault, throws Exit::data with the fault, its position and a
+  /// Opens data.dir. If the data has a fault, throws Exit::data with the fault, its position and a
   /// remedy. Throws Exit::usage for data.* keys that do not apply to this kind.
   std::function<std::unique_ptr<Data>(const DataConfig&)> open;
 };

@@ -24,7 +24,8 @@ namespace lathe {
 class Loader {
  public:
   /// Starts the workers. `plan` decides which micro-batches this process computes; the loader
-  /// begins with number `first` of these, counted from 0. Throws Exit::memory if a worker thread
+  /// begins with number `first` of these, counted from 0. If data.workers is 0, there are no
+  /// workers, and next() prepares each micro-batch itself. Throws Exit::memory if a worker thread
   /// can't be started. `data` must outlive the loader.
   Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first,
          const DataConfig& config, at::Device device, const BatchPlan& plan = {});

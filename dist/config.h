@@ -75,7 +75,7 @@ struct DistConfig {
       std::string, stage_blocks, "auto",
       "Number of blocks of each part of the pipeline, such as \"4,4,3\": as many numbers as "
       "dist.pipeline times dist.virtual_stages. auto: the blocks are divided so that the "
-      "part with the most FLOPs, including those of the head, has as few as possible. A run "
+      "largest FLOPs of a part, including those of the head, are as small as possible. A run "
       "of one process ignores this key. Does not change the bits of the results.",
       one_of({"auto"}).or_form("BLOCKS,BLOCKS", [](const std::string& s) {
         return parse_stage_blocks(s).has_value();

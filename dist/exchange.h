@@ -1,12 +1,15 @@
-// Adds up the gradients of all ranks. The sums are bitwise the same for any number of ranks.
+// Adds up the gradients of all ranks. The sums are bitwise the same for any number of ranks if the
+// number of micro-batches of each rank is a power of two, dist.context is 1, and gradients are sent
+// in their own dtype (dist.reduce_dtype).
 //
-// Each rank begins with the sum over its block of micro-batches, which is a subtree of the step's
-// sum (core/tree_sum.h). The ranks continue that tree in four steps. Gradients are copied into
-// buckets. An all-to-all gives each rank the gradients of all ranks for its share of a bucket. Each
-// rank adds up its share in the order of the tree. An all-gather gives the sums to all ranks,
-// unless each rank needs only the sums of its share. As in a ring all-reduce, (N - 1) / N of the
-// bytes are sent twice. The result does not depend on a library's order of sums: neither the size
-// of a bucket nor the time at which it is sent changes a bit of the sums.
+// Each rank begins with the sum over its block of micro-batches. If their number is a power of two,
+// this sum is a subtree of the step's sum (core/tree_sum.h). The ranks continue that tree in four
+// steps. Gradients are copied into buckets. An all-to-all gives each rank the gradients of all
+// ranks for its share of a bucket. Each rank adds up its share in the order of the tree. An
+// all-gather gives the sums to all ranks, unless each rank needs only the sums of its share. As in
+// a ring all-reduce, (N - 1) / N of the bytes are sent twice. No sum is computed by a communication
+// library, whose order may depend on the number of elements. So neither the size of a bucket nor
+// the time at which it is sent changes a bit of the sums.
 #pragma once
 
 #include <c10/core/Event.h>

@@ -33,6 +33,12 @@ class StoreRendezvous final : public Rendezvous {
     const auto bytes = store_->get(key);
     return {bytes.begin(), bytes.end()};
   }
+  std::vector<std::string> get_all(const std::vector<std::string>& keys) override {
+    std::vector<std::string> values;
+    for (const auto& bytes : store_->multiGet(keys))
+      values.emplace_back(bytes.begin(), bytes.end());
+    return values;
+  }
   int64_t count(const std::string& key) override { return store_->add(key, 1); }
   std::unique_ptr<Rendezvous> connect(double timeout) override {
     auto other = base_->clone();

@@ -4,8 +4,8 @@
 // rank adds up its share of the gradients. If dist.shard is set, only the rank that adds up a share
 // keeps the optimizer state of that share. A parameter may be cut only at multiples of
 // grad_sum_chunk, the number of elements in one partial sum of the gradient norm, so the norm is
-// bitwise the same wherever the cuts are. Parameters that their optimizer updates as whole tensors
-// are never cut; they are in separate buckets.
+// bitwise the same wherever the cuts are. A parameter that its optimizer updates only as a complete
+// tensor is never cut. Such parameters are in separate buckets.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -104,12 +104,12 @@ bool has_any_gradient(const Bucket& bucket, const std::vector<char>& has_gradien
 
 /// Returns how many bytes of gradients and parameters a data rank sends in a step of `rounds`
 /// micro-batches. `has_gradient[i]`: whether parameter i had a gradient in the previous step; if
-/// the vector is empty, all parameters count as having one. `shard`: the value of dist.shard. Each
-/// rank sends every other rank its share of the gradients, after each micro-batch if
-/// exchanges_every_micro_batch() is true, and otherwise once. Then it sends its own share of the
-/// sums, or of the updated parameters if only the owner has the sums. Sharded parameters of blocks
-/// are sent before each forward pass and, except for the last block, again before each backward
-/// pass.
+/// the vector is empty, all parameters count as having one. `shard`: the value of dist.shard. The
+/// data rank sends to every other rank the share of the gradients that this other rank adds up,
+/// after each micro-batch if exchanges_every_micro_batch() is true, and otherwise once. Then the
+/// data rank sends its own share of the sums, or of the updated parameters if only the owner has
+/// the sums. Sharded parameters of blocks are sent before each forward pass and, except for the
+/// last block, again before each backward pass.
 int64_t bytes_sent_in_step(const World& world, int data_rank, const ShardLayout& layout,
                            std::span<const NamedParameter> parameters,
                            const std::vector<char>& has_gradient, const std::string& shard,

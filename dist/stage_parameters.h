@@ -77,12 +77,12 @@ class StageParameters {
   /// Adds up the gradients that several stages have of a parameter, on the stage that owns the
   /// parameter. Returns, for each parameter, its gradient as a 1-D tensor. The tensor has no
   /// elements if another stage owns the parameter, and is undefined if no stage has a gradient.
-  /// `shares`: for each parameter of local(), the 1-D gradient of this process's share, or
-  /// undefined if there is none; empty if the gradients are on the parameters. Throws Exit::usage
-  /// if this stage has a gradient of a parameter that only other stages use. This call is a
-  /// collective of the stages.
+  /// `shares`: for each parameter of local(), the 1-D gradient of this process's share, or an
+  /// undefined tensor if there is none. If `shares` is empty, the gradients are on the parameters.
+  /// Throws Exit::usage if this stage has a gradient of a parameter that only other stages use.
+  /// This call is a collective of the stages.
   std::vector<at::Tensor> sum_gradients(std::vector<at::Tensor> shares = {});
-  /// Sends a tied embedding that the first stage has updated to the last stage; while a Gathered
+  /// Sends a tied embedding, which the first stage has updated, to the last stage; while a Gathered
   /// exists, sends all parameters to all stages. This call is a collective of the stages.
   void publish_update();
 

@@ -15,7 +15,7 @@
 namespace lathe {
 
 /// Returns `x`, which must be the same on all tensor ranks. The gradient of `x` is the sum of the
-/// gradients on all tensor ranks.
+/// result's gradients over the tensor ranks.
 Variable copy_to_tensor_ranks(const Variable& x);
 /// Returns the sum of `x` over the tensor ranks, which is bitwise equal on all of these ranks. The
 /// gradient of `x` is the gradient of the result. Low-precision inputs are added in float32 and

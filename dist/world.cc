@@ -176,8 +176,22 @@ void World::share_cores() {
   lathe::share_cores(static_cast<int>(std::count(all.begin(), all.end(), mine)));
 }
 
-/// Announces this process in the store and waits for the other processes. Polls the store, because
-/// the error of c10d's wait function would name an internal key.
+/// Waits until all ranks have stored their numbers of ranks, and returns these texts. Throws
+/// Exit::peer_lost if a rank does not connect in time.
+std::vector<std::string> World::grids_of_all() const {
+  try {
+    return store_->get_all(Rendezvous::keys("grid", size()));
+  } catch (const std::exception&) {
+    for (int r = 0; r < size(); ++r) {
+      if (!store_->get(Rendezvous::key("grid", r)).empty()) continue;
+      fail(Exit::peer_lost, "rank ", r, " of ", size(), " did not connect within ", timeout_,
+           " s (dist.timeout); see what its process printed");
+    }
+    throw;
+  }
+}
+
+/// Announces this process in the store and waits for the other processes.
 void World::meet() {
   const Placement& p = placement_;
   if (store_->count(Rendezvous::key("rank", p.rank)) != 1) {
@@ -186,46 +200,35 @@ void World::meet() {
   }
   const std::string mine =
       str(p.size, " ", pipeline_.size, ", ", context_.size, " and ", tensor_.size);
-  store_->set(Rendezvous::key("grid", p.rank), mine);
   store_->set(Rendezvous::key("pulse", p.rank), pulse());
+  store_->set(Rendezvous::key("failed", p.rank), "");  // no failure
+  store_->set(Rendezvous::key("grid", p.rank), mine);
   monitor_ = store_->connect(/*timeout=*/1);
   std::thread([this, store = std::shared_ptr(store_->connect(timeout_))] {
     send_pulses(*store);
   }).detach();
 
-  const auto begin = Clock::now();
-  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
-  std::optional<int> other;  // a rank that was started differently
-  std::string its_grid;
-  for (int rank = 0; rank < p.size; ++rank) {
-    std::string grid;
-    while ((grid = store_->get(Rendezvous::key("grid", rank))).empty()) {
-      if (seconds_since(begin) > timeout_) {
-        fail(Exit::peer_lost, "rank ", rank, " of ", p.size, " did not connect within ", timeout_,
-             " s (dist.timeout); see what its process printed");
-      }
-      pause();
-    }
-    if (grid == mine || other) continue;
-    other = rank;
-    its_grid = grid;
-  }
+  const std::vector<std::string> grids = grids_of_all();
+  const auto found = std::ranges::find_if(grids, [&](const auto& grid) { return grid != mine; });
   store_->set(Rendezvous::key("met", p.rank), "yes");
-  if (!other) return;
+  if (found == grids.end()) return;
+  const std::string& its_grid = *found;
+  const auto other = found - grids.begin();
 
   // The store may be in the process of rank 0 and end with it. Rank 0 therefore waits, for up to
   // 2 s, until the other ranks have read the store.
-  const auto found = Clock::now();
+  const auto begin = Clock::now();
   for (int rank = 1; p.rank == 0 && rank < p.size; ++rank) {
-    while (store_->get(Rendezvous::key("met", rank)).empty() && seconds_since(found) < 2) pause();
+    while (store_->get(Rendezvous::key("met", rank)).empty() && seconds_since(begin) < 2)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   const size_t space = its_grid.find(' ');
   if (const std::string size = its_grid.substr(0, space); size != std::to_string(p.size)) {
-    fail(Exit::usage, "rank ", *other, " was started with WORLD_SIZE = ", size, " and rank ",
-         p.rank, " with ", p.size, "; start all ranks with the same number");
+    fail(Exit::usage, "rank ", other, " was started with WORLD_SIZE = ", size, " and rank ", p.rank,
+         " with ", p.size, "; start all ranks with the same number");
   }
   fail(Exit::usage, "dist.pipeline, dist.context and dist.tensor are ", its_grid.substr(space + 1),
-       " in the config of rank ", *other, ", but ", mine.substr(mine.find(' ') + 1),
+       " in the config of rank ", other, ", but ", mine.substr(mine.find(' ') + 1),
        " in that of rank ", p.rank, "; start all ranks with the same config");
 }
 

@@ -177,9 +177,10 @@ class World {
   void wait_for_all() { any(false); }
   /// Reports to the other ranks why this process ends. Does nothing in a single process.
   void report_failure(const std::string& why);
-  /// Does the same as report_failure(), then waits for up to one second for rank 0 to report the
-  /// same reason. Returns whether rank 0 did so; in that case, rank 0 also prints the reason. Call
-  /// it for errors of the config, which all ranks notice at the same time.
+  /// Does the same as report_failure(). On ranks other than 0, then waits for up to one second for
+  /// rank 0 to report the same reason, and returns whether rank 0 did so; in that case, rank 0 also
+  /// prints the reason. On rank 0, returns false. Call it for errors of the config, which all ranks
+  /// notice at the same time.
   bool first_rank_reports(const std::string& why);
 
  private:
@@ -196,6 +197,7 @@ class World {
   void wrap_for_gpus(std::unique_ptr<Group>& group, const std::string& name, const RankAxis& axis);
   at::Tensor gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine);
   std::vector<std::string> gather_texts_over(Group* group, const std::string& mine);
+  std::vector<std::string> grids_of_all() const;
   void meet();
   void share_cores();
   void send_pulses(Rendezvous& store);

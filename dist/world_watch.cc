@@ -103,9 +103,10 @@ std::string World::find_lost_rank() {
                last_seen(last));
   };
   const auto read = [&] {
-    std::vector<Pulse> all;
-    for (int r = 0; r < size(); ++r) all.emplace_back(monitor_->get(Rendezvous::key("pulse", r)));
-    return all;
+    // All ranks search at the same time, and one store answers them, so each rank must not ask for
+    // every other rank.
+    const std::vector<std::string> texts = monitor_->get_all(Rendezvous::keys("pulse", size()));
+    return std::vector<Pulse>(texts.begin(), texts.end());
   };
 
   // A rank that ends with an error reports the error; a rank that was killed or stopped sends no
@@ -115,9 +116,10 @@ std::string World::find_lost_rank() {
   std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
   const std::vector<Pulse> now = read();
   if (const std::string found = monitor_->get("lost"); !found.empty()) return printable_line(found);
+  const std::vector<std::string> failures = monitor_->get_all(Rendezvous::keys("failed", size()));
   for (int r = 0; r < size(); ++r) {
-    const std::string failure = r == rank() ? "" : monitor_->get(Rendezvous::key("failed", r));
-    if (!failure.empty())
+    const std::string& failure = failures[static_cast<size_t>(r)];
+    if (r != rank() && !failure.empty())
       return sentence(r, now[r], "ended with an error (" + printable_line(failure) + ")");
   }
   for (int r = 0; r < size(); ++r) {

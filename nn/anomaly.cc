@@ -76,10 +76,14 @@ struct DetectAnomaly::Watch {
   }
 
   void check_result(const OpResult& r) {
-    bool finite = true;
-    for (const at::Tensor& y : r.outputs) finite = finite && count(y).finite();
-    // These ops write a number that a mask or an argument gives, often -infinity. A fused op may
-    // contain masked_fill.
+    bool finite = true, has_nan = false;
+    for (const at::Tensor& y : r.outputs) {
+      const Counts n = count(y);
+      finite = finite && n.finite();
+      has_nan = has_nan || n.nan > 0;
+    }
+    // These ops may write an infinity that a mask or an argument gives, usually -infinity. A fused
+    // op may contain masked_fill.
     static const std::set<std::string> fillers{"masked_fill", "masked_fill_", "pad", "fused"};
     const bool masks = fillers.contains(r.name);
     bool given_finite = true;
@@ -94,7 +98,7 @@ struct DetectAnomaly::Watch {
       fail(Exit::diverged, "anomaly: ", r.name, where(), " was given ",
            parameter ? "a parameter" : "data", " that is not finite: ", inputs_text(r.inputs));
     }
-    if (!finite && given_finite && !masks) {
+    if (!finite && given_finite && (has_nan || !masks)) {
       std::string results;
       for (const at::Tensor& y : r.outputs) results += (results.empty() ? "" : "; ") + facts(y);
       fail(Exit::diverged, "anomaly: ", r.name, where(), " produced values that are not finite (",

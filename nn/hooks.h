@@ -1,6 +1,5 @@
-// Hooks that read or replace the results of modules.
-//
-// A forward hook is a guard that walks the model once, to find the addresses of the modules.
+// Declares hooks that read or replace the results of modules. The constructor of a ForwardHook
+// walks the model once, to find the addresses of the modules.
 #pragma once
 
 #include <functional>
@@ -21,9 +20,9 @@ class ModuleCall;
 /// Until destroyed, calls f on this thread with the result of each module of `model` whose path
 /// matches `pattern` (matches() of autograd/parameter.h). The result of a recurrent module is the
 /// sequence, without the state. If f returns a defined Variable, this Variable replaces the result.
-/// Of several hooks, the innermost is called first. Modules that make no ModuleCall have no hooks.
-/// Modules must not move in memory while the hook exists. Throws if no module has a path that
-/// matches.
+/// Of several hooks, the innermost is called first. Hooks are not called for modules that make no
+/// ModuleCall. Modules must not move in memory while the hook exists. Throws if no module has a
+/// path that matches.
 class ForwardHook : public ModeGuard {
  public:
   /// Takes the module's path and result. If the function returns a defined Variable, the Variable

@@ -1,5 +1,6 @@
-// A module call in progress: its path in the model, the sizes of its named dims, and hooks on its
-// result.
+// Declares ModuleCall, which represents a call of a module while the call is in progress. It checks
+// the shapes of the call's inputs and result by named dims, finds the module's path in the model,
+// and runs forward hooks on the result.
 //
 //   Variable MyLayer::operator()(const Variable& x, const Variable& memory) const {
 //     ModuleCall call(*this, {{'C', weight.size(1)}});

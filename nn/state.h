@@ -1,5 +1,5 @@
-// Saving a model's tensors to a file and reading them back. state_dict() and load_state_dict() are
-// in nn/module.h.
+// Declares functions that save a model's tensors to a file and read them back. state_dict() and
+// load_state_dict() are in nn/module.h.
 #pragma once
 
 #include <filesystem>
@@ -12,8 +12,8 @@ namespace lathe {
 /// Returns an entry of a safetensors file that shares the memory of `t`, which must be contiguous
 /// and on the CPU.
 TensorEntry make_entry(const std::string& name, const at::Tensor& t);
-/// Returns an entry whose tensor exists only while it is written. Writing the entry calls `make`,
-/// which returns the tensor with this dtype and these sizes, on any device.
+/// Returns an entry whose tensor exists only while the entry is written. Writing the entry calls
+/// `make`, which returns the tensor with this dtype and these sizes, on any device.
 TensorEntry make_entry(const std::string& name, at::ScalarType dtype, std::vector<int64_t> sizes,
                        std::function<at::Tensor()> make);
 

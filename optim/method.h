@@ -1,4 +1,4 @@
-// Kinds of optimizers. An optimizer that updates each element independently is a rule
+// Declares the kinds of optimizers. An optimizer that updates each element independently is a rule
 // (core/kernels/rules/rule.h): it needs a file in core/kernels/rules/ and a line in
 // core/kernels/rules.h, and no code in optim/. An optimizer that needs whole tensors is a Method:
 // it needs a file in optim/methods/ and a line in the table of optim/methods.cc or, in your own

@@ -58,7 +58,7 @@ struct ParameterGroup {
 
 /// Options of a step; tensors and pointers are on the parameters' device.
 struct StepOptions {
-  int64_t step = 0;  ///< number of the step, from 0; an error that ends a run names this number
+  int64_t step = 0;  ///< index of the step, from 0; an error that ends a run names `step` + 1
   at::Tensor
       loss{};  ///< [] float32; if given, a non-finite loss has the effect of a non-finite gradient
   ScaleState* scale = nullptr;  ///< the loss scale of the gradients; null: 1, and a non-finite

@@ -34,8 +34,8 @@ DocumentBounds document_bounds(const at::Tensor& starts);
 /// Options of the GPU attention kernels.
 struct GpuAttention {
   double scale = 1;            ///< multiplies q k^T
-  int64_t window = 0;          ///< number of keys that a query sees, with the key at its position;
-                               ///< 0: no limit
+  int64_t window = 0;          ///< number of keys that a query sees, including the key at its own
+                               ///< position; 0: no limit
   DocumentBounds documents{};  ///< `begins` undefined: each row is one document
 };
 /// The results of the forward pass, which the backward pass reads.

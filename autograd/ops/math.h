@@ -27,7 +27,7 @@ Variable reciprocal(const Variable& x);
 /// Returns x log(y), but 0 where x is 0 and y is not NaN.
 Variable xlogy(const Variable& x, const Variable& y);
 /// Limits x to [min, max]. Either bound may be missing. If min > max, the result is max. The
-/// derivative is 1 even at the bounds.
+/// derivative is 1 where min <= x <= max, and 0 elsewhere.
 Variable clamp(const Variable& x, std::optional<double> min,
                std::optional<double> max = std::nullopt);
 /// Limits x to bounds that are Variables. The bounds are broadcast, and receive the gradient of the

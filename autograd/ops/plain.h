@@ -1,8 +1,8 @@
 // Computes second derivatives of fused ops. Under create_graph, the gradients of an op are computed
 // through its plain form, which is composed of ops that have second derivatives.
 //
-// Each input gets a new position in the graph. The plain form is computed from these inputs, and
-// the gradients of the plain form are computed with create_graph.
+// Each input that needs a gradient gets a new position in the graph. The plain form is computed
+// from these inputs, and the gradients of the plain form are computed with create_graph.
 #pragma once
 
 #include <functional>

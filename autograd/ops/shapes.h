@@ -54,7 +54,8 @@ Variable index_select(const Variable& x, int64_t dim, const at::Tensor& index);
 /// Returns x with the slices of source added at positions of a dim.
 Variable index_add(const Variable& x, int64_t dim, const at::Tensor& index, const Variable& source);
 /// Returns x with src added at positions: y[index[i][j]][j] += src[i][j] for dim 0. Each size of
-/// index must be at most the same size of src and, except along `dim`, at most the same size of x.
+/// index must be at most the corresponding size of src and, except along `dim`, at most the
+/// corresponding size of x.
 Variable scatter_add(const Variable& x, int64_t dim, const at::Tensor& index, const Variable& src);
 
 // Products of tensors (ops/views.cc).

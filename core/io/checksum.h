@@ -1,5 +1,6 @@
-// Declares checksums with 64 bits: XXH3 of the library xxHash. They detect bytes that differ from
-// the bytes that were written. They do not protect against an attacker.
+// Declares checksums with 64 bits and digests with 128 bits. Both are XXH3 hashes of the library
+// xxHash. Checksums detect bytes that differ from the bytes that were written. They do not protect
+// against an attacker.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +42,7 @@ struct DigestHash {
 /// Returns the digest of a text.
 Digest digest(std::string_view text);
 
-/// Returns the checksum of a file as 16 hexadecimal digits. Calls `show` from time to time with the
+/// Returns the checksum of a file as 16 hexadecimal digits. Calls `show` every 4 MiB with the
 /// number of bytes read so far. Throws Exit::io if the file can't be read.
 std::string file_checksum(const std::filesystem::path& path,
                           const std::function<void(uint64_t bytes)>& show = nullptr);

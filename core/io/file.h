@@ -180,7 +180,9 @@ class ScratchWatch {
 };
 
 /// A regular file that is mapped read-only. If another program truncates the file while it is
-/// mapped, the process ends with Exit::data and an error that names the file.
+/// mapped, the process ends with Exit::data and an error that names the file. If 256 mappings and
+/// ScratchWatch objects existed already when the file was mapped, SIGBUS ends the process without
+/// an error message instead.
 class MappedFile {
  public:
   MappedFile() = default;

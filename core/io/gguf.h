@@ -20,8 +20,9 @@ using GGUFValue = std::variant<uint32_t, float, bool, std::string, std::vector<s
 using GGUFMetadata = std::vector<std::pair<std::string, GGUFValue>>;
 
 /// Writes a GGUF file and syncs it. The dtype of each tensor must be the name of a GGUFType, and
-/// its bytes must be blocks of that type. Tensors are written in the given order. Shapes are given
-/// as in PyTorch. The file lists the sizes of a shape in reverse, the innermost size first.
+/// the tensor's bytes must be blocks of that type. Tensors are written in the given order. Shapes
+/// are given as in PyTorch. The file lists the sizes of a shape in reverse, the innermost size
+/// first.
 void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
                 const std::vector<TensorEntry>& tensors);
 

@@ -19,7 +19,8 @@ struct GGUFType {
                      ///< have this type
   int64_t elements;  ///< number of elements in a block
   size_t bytes;      ///< size of a block
-  /// Converts a block to `elements` float32 numbers, without rounding.
+  /// Converts a block to `elements` float32 numbers. The arithmetic is in float32, so for types
+  /// whose blocks have an offset, such as Q4_1, the numbers may be rounded.
   void (*read)(const std::byte* block, float* values);
   /// Converts `elements` finite numbers to a block, with the rounding of ggml's reference
   /// implementation. Returns false if the block's scale is beyond float16's range. The pointer is

@@ -1,7 +1,7 @@
-// Declares functions that parse and write strict JSON. A text has at most 8 levels, unless the
-// caller allows more, and at most ten million values. No key of an object occurs twice, and nothing
-// follows the end of the value. Keys keep their order. The time to parse is proportional to the
-// length of the text.
+// Declares functions that parse and write strict JSON. A text may have at most 8 levels, unless the
+// caller allows more, and at most ten million values. No key of an object may occur twice, and
+// nothing may follow the end of the value. Keys keep their order. The time to parse is proportional
+// to the length of the text.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,8 @@ bool wants_color();
 
 /// Returns a line such as "WHAT [#####.....]  50%  fact  fact  eta 1:23" with at most `width`
 /// columns. If the line is too long, the bar is shortened first; then facts are dropped from the
-/// end, then the eta, then the bar; then the line is cut. `share` is the completed share, from 0
+/// end. If the line is still too long, the eta is dropped instead, and facts only as far as
+/// necessary; then the bar is dropped; then the line is cut. `share` is the completed share, from 0
 /// to 1. `eta` is the remaining time in seconds; < 0 means that it is unknown. `color` makes the
 /// bar green.
 std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts,

@@ -42,7 +42,7 @@ class ScratchFile {
   ScratchFile& operator=(const ScratchFile&) = delete;
 
   /// Extends the file to `bytes` bytes and reserves the additional space. Does nothing if the file
-  /// has that length already.
+  /// already has at least that length.
   void grow(uint64_t bytes);
   /// Reads `bytes` bytes at `offset`.
   void read(uint64_t offset, void* to, size_t bytes) const;

@@ -19,8 +19,7 @@ size_t code_point_length(std::string_view text, size_t at);
 size_t utf8_end(std::string_view text, size_t begin, size_t most = std::string_view::npos);
 /// Returns the number of bytes, from 0 to 3, of an incomplete code point at the end of `text`.
 size_t incomplete_bytes(std::string_view text);
-/// Returns the text of a file without the byte order mark. Returns all of the text if there is
-/// none.
+/// Returns the text of a file without its byte order mark, if it has one.
 inline std::string_view without_byte_order_mark(std::string_view text) {
   constexpr std::string_view mark = "\xEF\xBB\xBF";
   return text.substr(text.starts_with(mark) ? mark.size() : 0);

@@ -2,8 +2,9 @@
 // FlashAttention; Milakov and Gimelshein 2018, online softmax). Memory grows linearly with the
 // context, and blocks that are masked completely are skipped. Elements are float32, bfloat16 or
 // float16; sums are accumulated in float32. A task of a thread is one head of one sample. If there
-// are few heads, a task is only a part of a head's queries. Sums are computed in the same order in
-// both cases, so results on different numbers of threads are bitwise equal.
+// are few heads, a task is only a part of a head's queries. If each head has a single query, a task
+// can be several heads that share a key head. The order of additions does not depend on the number
+// of threads, so results on different numbers of threads are bitwise equal.
 #pragma once
 
 #include <cstdint>

@@ -129,8 +129,8 @@ class Chain {
   /// to bfloat16. The result has one element per row if all operands have one element per row.
   /// Otherwise, operands with one element per row are first repeated along the rows.
   int add_step(Step step);
-  /// Makes the result of a step an output of this type. The type must be able to represent the
-  /// elements of the result.
+  /// Makes the result of a step an output of this type, which is f32 or bf16. The type must be able
+  /// to represent the elements of the result.
   void add_output(int value, ChainType type);
 
   /// Computes n elements, which must be complete rows if the chain has rows. Inputs and outputs are

@@ -23,7 +23,7 @@ struct ChainInstruction {
 
 /// The instructions of a chain. They use as few registers as the lifetimes of values permit. A
 /// float32 input or output is read or written in place, without a register, unless one of ATen's
-/// functions reads or computes it.
+/// functions reads or computes it. Inputs that are broadcast are also loaded into registers.
 class ChainPlan {
  public:
   explicit ChainPlan(const Chain& chain);

@@ -1,5 +1,5 @@
-// Defines how a number is rounded to e4m3, and how a row of numbers is rounded to codes with a
-// factor, on CPUs and GPUs.
+// Defines, for CPUs and GPUs, how a number is rounded to e4m3, and how a row of numbers is
+// converted to e4m3 codes and a factor.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ LATHE_BOTH inline uint8_t e4m3_code(float v) {
   // Below 2^-6, the numbers of e4m3 are multiples of 2^-9. This is also the spacing of the float32
   // numbers from 2^14 to 2^15.
   const float shifted = __builtin_bit_cast(float, size) + 0x1p14f;
-  // the bits of 2^14 in float32
+  // 0x46800000 holds the bits of 2^14 in float32.
   const uint32_t below = __builtin_bit_cast(uint32_t, shifted) - 0x46800000u;
-  // the bits of 2^-6 in float32
+  // 0x3c800000 holds the bits of 2^-6 in float32.
   const uint32_t code = size >= 0x3c800000u ? normal : below;
   return static_cast<uint8_t>(code | (bits >> 24 & 0x80u));
 }

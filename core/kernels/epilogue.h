@@ -14,8 +14,8 @@ namespace lathe {
 enum class Activation : int32_t { none, gelu, swiglu };
 
 /// The operations out = activation(product + bias) + residual. `before` receives the activation's
-/// argument. All matrices are [m, n], row-major, in float32, bfloat16 or float16. If the epilogue
-/// has no bias, or does not use a matrix other than `out`, that pointer is null.
+/// argument. All matrices are [m, n], row-major, in float32, bfloat16 or float16. The pointers of a
+/// bias and of matrices that the epilogue does not use are null.
 struct Epilogue {
   Matrix out;                   ///< the result
   const float* bias = nullptr;  ///< [n]
@@ -30,7 +30,7 @@ struct Epilogue {
 void finish_block(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows,
                   int64_t columns, const Epilogue& e);
 
-/// Adds the sum of each row of a [rows, columns] to `sums` [rows].
+/// Adds the sum of each row of the matrix `a` [rows, columns] to `sums` [rows].
 void add_row_sums(Matrix a, int64_t rows, int64_t columns, float* sums);
 
 }  // namespace lathe

@@ -1,16 +1,18 @@
 // Declares matrix products, computed in blocks that stay in a core's cache, with the brgemm kernels
-// of LibTorch's oneDNN (at::native::cpublas::brgemm, a GEMM over a batch of blocks). Factors are
-// packed one panel at a time, right before use. Sums are accumulated in float32 in a fixed order,
-// so results on different numbers of threads are bitwise equal. Both factors are float32, bfloat16
-// or float16; m, n and k are above 0.
+// of LibTorch's oneDNN (at::native::cpublas::brgemm, a GEMM over a batch of blocks). Right factors
+// are packed one panel at a time, right before use, except that gemm_tn() packs all panels of a
+// factor in bfloat16 first. Sums are accumulated in float32 in a fixed order, so results on
+// different numbers of threads are bitwise equal. Both factors are float32, bfloat16 or float16; m,
+// n and k are above 0.
 //
 // bfloat16 factors are multiplied directly if that is faster than in float32: on CPUs with AMX, and
-// on CPUs other than Intel's with AVX512_BF16 (see isa.h). Otherwise, and always for float16,
+// on CPUs that have AVX512_BF16 and are not Intel's (see isa.h). Otherwise, and always for float16,
 // blocks of the factors are converted to float32 when they are packed, and results are rounded once
 // when they are stored. This conversion takes little memory, and such a matmul takes hardly longer
 // than one in float32.
 //
-//   The result: a task computes a part of the rows of a panel of 64 columns, in blocks of 32 rows.
+//   The result of gemm() and gemm_nt(): a task computes a part of the rows of a panel of 64
+//   columns, in blocks of 32 rows.
 //
 //                    panel   panel   panel            (b: each task packs its panel, k x 64, in
 //                                                      sections of at most 768 or 1024 rows)
@@ -43,7 +45,7 @@ bool gemm_possible(Element type);
 /// use_kernels(false).
 bool gemm_ready(Element type);
 /// Returns the type in which elements of `type` are multiplied: bfloat16 for bfloat16 if
-/// multiplies_bf16() is true, otherwise float32.
+/// multiplies_bf16() is true and oneDNN has a brgemm for bfloat16, otherwise float32.
 Element multiplied_as(Element type);
 /// Sets whether ops use Lathe's kernels for the types for which gemm_possible() returns true. If
 /// `on` is false, ops always use ATen's kernels. Not thread-safe.

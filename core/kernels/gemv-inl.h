@@ -1,6 +1,6 @@
 // Implements matrix products of a few rows with a large matrix, which is read once, in place. This
 // file is included in the same way as simd-inl.h. Products are added one after the other along k,
-// as the brgemm of gemm.h does.
+// as in the brgemm of gemm.h.
 #if defined(LATHE_CORE_KERNELS_GEMV_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_GEMV_INL_H
 #undef LATHE_CORE_KERNELS_GEMV_INL_H
@@ -108,9 +108,10 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
   }
 }
 
-/// Computes the same products as few_rows_panels(), for any number of rows of w. `out` is written
-/// in complete panels, so the rows of an incomplete last panel are copied to `space` [lanes()][k].
-/// `beyond` is the number of rows that follow these rows in w, and may be prefetched.
+/// Computes the same products as few_rows_panels(), for any number of rows of w. few_rows_panels()
+/// reads w and writes `out` in complete panels. Therefore, the rows of an incomplete last panel are
+/// copied to `space` [lanes()][k] and padded with zeros, and `out` must have space for a complete
+/// last panel. `beyond` is the number of rows that follow these rows in w, and may be prefetched.
 template <class T, int M>
 void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t step, const float* x,
                  int64_t x_stride, float* out, int64_t out_stride, T* space, int64_t beyond) {

@@ -2,8 +2,8 @@
 // of their time is spent on reading the weight. The weight is therefore read once, in order, and
 // transposed in registers; nothing is packed.
 //
-// 8-bit and 4-bit weights are decoded in registers, along a row. Products with quantized weights
-// are added in another order than in gemm(), and the decoded weights are not rounded to bfloat16.
+// 8-bit and 4-bit weights are decoded in registers, along a row. For quantized weights, the order
+// of additions differs from gemm(), and the decoded weights are not rounded to bfloat16.
 #pragma once
 
 #include <cstdint>

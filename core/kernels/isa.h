@@ -25,7 +25,7 @@ extern bool multiplies_bf16;
 /// Returns the instruction set that kernels use now. Vector loops call this function at each store,
 /// so the function only loads a variable.
 inline Isa active_isa() { return detail::isa_in_use; }
-/// Returns whether bfloat16 numbers are multiplied by bfloat16 instructions. Returns false on
+/// Returns whether kernels use bfloat16 instructions to multiply bfloat16 numbers. Returns false on
 /// Intel's processors with AVX512_BF16 but without AMX, unless use_isa() was called. On these
 /// processors, VDPBF16PS has half the rate of VFMADD, so it multiplies as many numbers in the same
 /// time as float32 instructions do. On AMD's processors, VDPBF16PS multiplies twice as many.

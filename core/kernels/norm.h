@@ -1,5 +1,5 @@
 // Declares layer norm (Ba, Kiros and Hinton 2016) and RMS norm (Zhang and Sennrich 2019) over rows,
-// computed in float32 for every element type. Threads divide the rows among them. Sums over all
+// computed in float32 for every element type. The rows are divided among threads. Sums over all
 // rows are computed from partial sums over a fixed number of rows, so results on different numbers
 // of threads are bitwise equal.
 #pragma once

@@ -1,9 +1,9 @@
 // Declares an optimizer step, which has three parts. The host does not wait for a GPU between the
 // parts. The first part computes the sum of squares of all gradients, which is finite only if every
-// gradient is finite. The second part makes the decisions of the step: whether it is skipped,
-// clipping, the loss scale and bias corrections. The third part unscales and clips gradients,
-// updates parameters and writes their low-precision copies. StepControl and ScaleState hold the
-// state that the parts share. Both are on the device of the parameters.
+// gradient is finite. The second part decides whether the step is skipped, and computes the factor
+// of the gradients, the loss scale and the bias corrections. The third part unscales and clips
+// gradients, updates parameters and writes their low-precision copies. StepControl and ScaleState
+// hold the state that the parts share. Both are on the device of the parameters.
 //
 // The moving average of a parameter (optim.ema_decay) is the last tensor of the parameter's
 // optimizer state. Checkpoints, resuming and plans therefore include the average.

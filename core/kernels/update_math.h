@@ -31,8 +31,9 @@ LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool
   return false;
 }
 
-/// Makes the decisions of a step. `sum` is the sum of squares of the gradients, which still include
-/// the loss scale. Clips as torch.nn.utils.clip_grad_norm_ does.
+/// Decides whether a step is skipped, and computes the factor of its gradients and the bias
+/// corrections. `sum` is the sum of squares of the gradients, which still include the loss scale.
+/// Clips as torch.nn.utils.clip_grad_norm_ does.
 LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* loss, StepControl& c,
                               ScaleState* scale) {
   const double loss_scale = scale != nullptr ? static_cast<double>(scale->scale) : 1.0;

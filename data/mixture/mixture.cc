@@ -55,7 +55,11 @@ class Mixture final : public Data {
     return sum([](const TokenData& d) { return d.val_size(); });
   }
   void check_windows(const BatchSizes& sizes) const override {
-    for (const auto& d : data_) d->check_windows(sizes);
+    // A source may have only validation tokens.
+    const bool is_trained = std::ranges::any_of(data_, [](const auto& d) { return d->train(); });
+    for (const auto& d : data_) {
+      if (d->train() != nullptr || !is_trained) d->check_windows(sizes);
+    }
   }
   std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const override {
     return training_windows(sources(&TokenData::train), sizes, seed, data_[0]->windows());

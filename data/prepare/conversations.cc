@@ -117,8 +117,11 @@ Conversation read_answer(const simdjson::dom::object& json, const char* key,
   Conversation chat = read_chat(answer, where);
   std::vector<ChatMessage>& messages = chat.messages;
   if (prompt_is_list) {
+    // The answer may repeat the messages of the prompt.
     const auto before = read_messages(prompt, where);
-    messages.insert(messages.begin(), before.begin(), before.end());
+    const bool repeats = messages.size() > before.size() &&
+                         std::equal(before.begin(), before.end(), messages.begin(), is_same);
+    if (!repeats) messages.insert(messages.begin(), before.begin(), before.end());
   } else if (json["prompt"].error() == simdjson::SUCCESS) {
     const std::string text = string_in(json, "prompt", where);
     const auto has_it = [&](const ChatMessage& m) { return m.text == text; };

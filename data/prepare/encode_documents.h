@@ -35,7 +35,7 @@ class Encoders {
   explicit Encoders(const BPE* bpe) : bpe_(bpe) {}
   /// An encoder, owned by the thread that borrowed it.
   using Encoder = std::unique_ptr<BPE::Encoder>;
-  /// Returns an encoder; null if the tokenizer is not a BPE, so that bytes are the tokens.
+  /// Returns an encoder, or null if the tokenizer is not a BPE. In that case, bytes are the tokens.
   Encoder borrow();
   /// Puts an encoder back into the pool.
   void give_back(Encoder one);

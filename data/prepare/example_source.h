@@ -63,24 +63,26 @@ class ExampleSource {
   /// Calls f with each example and reports all bytes to the meter. Throws Exit::data with the
   /// position of an example that can't be read.
   virtual void each(ProgressReporter& meter, const std::function<void(const RawExample&)>& f) = 0;
-  /// Returns, for messages, the position in the input of the target that was last passed to f.
+  /// Returns the position in the files of the example that was last passed to f, for messages. If
+  /// the example has a target, this is the position of the target.
   virtual std::string where() const = 0;
 };
 
-/// Opens files of examples, whose contents determine their format. The files are tables with the
-/// same columns; two IDX, .npy or .safetensors files with the inputs and the targets; or one
-/// .safetensors file with the tensors "inputs" and "targets". If `like` is not null, it must be a
-/// scanned source. Tables must then have the columns of `like`, and are read in the same way as
-/// `like`. Throws Exit::data for files that can't be read, and Exit::usage for options that do not
-/// fit.
+/// Opens files of examples. The first bytes of a file, or the extension .safetensors, determine its
+/// format. The files are tables with the same columns; two IDX, .npy or .safetensors files with the
+/// inputs and the targets; or one .safetensors file with the tensors "inputs" and "targets". If
+/// `like` is not null, it must be a scanned source. Tables must then have the columns of `like`,
+/// and are read in the same way as `like`. Throws Exit::data for files that can't be read, and
+/// Exit::usage for options that do not fit.
 std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 
-/// Opens new inputs for a model. The files must have the form of the model's training data: one
-/// table or array, or, if the training data were image files, any number of image files and folders
-/// of images. RawExample::label is the id of a table's row, or the path of an image. The encoding
-/// must outlive the source. Throws Exit::data for files that do not fit the model, and Exit::usage
-/// for several files that are not images.
+/// Opens new inputs for a model. `files` is one array of inputs that have the model's sizes, or one
+/// table if the model was trained on tables. If the model was trained on image files, `files` can
+/// also be any number of image files and folders of images. RawExample::label is the id of a
+/// table's row, or the path of an image; otherwise it is empty. The encoding must outlive the
+/// source. Throws Exit::data for files that do not fit the model, and Exit::usage for several files
+/// that are not images.
 std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>& files,
                                                  const ExampleEncoding& encoding);
 

@@ -21,7 +21,8 @@ void check_not_parquet(const fs::path& file);
 
 /// Checks a piece of a text file; `begins` is whether it is the first piece. Throws Exit::data,
 /// with `remedy` (such as "give only text files") in the message, if the piece contains a NUL byte,
-/// or if the first piece begins like a file of another format.
+/// or if the first piece begins with the signature of another format. A signature of printable
+/// characters, such as "%PDF-", does not suffice, since a text may also begin with it.
 void check_is_text(const std::string& file, std::string_view piece, bool begins,
                    const std::string& remedy);
 

@@ -1,5 +1,5 @@
-// Converts documents to token shards: JSON Lines, compressed files, standard input, and texts that
-// are filtered.
+// Converts documents to token shards. The input can be JSON Lines, compressed files or standard
+// input, and documents can be filtered.
 //
 // The reader splits the input into parts of about 1 MiB, whose boundaries depend only on the bytes.
 // Workers parse, repair, hash and encode the parts. One thread takes the results in input order and

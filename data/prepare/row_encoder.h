@@ -11,7 +11,8 @@
 
 namespace lathe {
 
-/// Encodes the input columns of rows. A row may have its columns in another order than the format.
+/// Encodes the input columns of rows. The order of the columns in the rows may differ from their
+/// order in the format.
 class RowEncoder {
  public:
   /// Creates an encoder. `places` has, for each column of `format`, the column's index in a row.
@@ -32,8 +33,8 @@ class RowEncoder {
 };
 
 /// Throws Exit::data for a cell that is not a finite number; the message begins with `where`. If
-/// `prepares` is true and the cell is not a number at all, such as "n/a", the message names the
-/// options of `lathe prepare` that help.
+/// `prepares` is true and the cell is a text such as "n/a", the message names the options of `lathe
+/// prepare` that help.
 [[noreturn]] void refuse_number(std::string_view cell, const std::string& where, bool prepares);
 
 /// Returns the first 100 bytes of a text in quotation marks, for a message.

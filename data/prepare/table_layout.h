@@ -24,9 +24,10 @@ struct TableLayout {
 
 /// Returns the layout of a table. The first line is a header if one of these holds:
 /// - an option names one of its columns;
-/// - the line has a text above a number: in that column, the next non-empty cell is a number;
+/// - the line has a text above a number: in that column, the next non-empty cell is a number, or
+///   all cells below the line are empty;
 /// - the line has texts, none of which occurs again in its column, and the line's numbers are
-///   integers or ascend;
+///   integers, or are at least three numbers in ascending order;
 /// - the line is 0, 1, 2, ... up to 4 or more, as pandas names columns.
 /// Throws Exit::usage for options that do not fit, and Exit::data for a header line with a name
 /// that is missing or occurs twice.

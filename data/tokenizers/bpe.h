@@ -1,11 +1,11 @@
 // Declares byte-pair encoding (Sennrich et al. 2016) of bytes (Radford et al. 2019), and of
 // characters in SentencePiece's form (Kudo and Richardson 2018), which Llama 2 and Mistral use.
 //
-// In SentencePiece's form a character without a token is encoded as its bytes (byte_fallback).
-// Without a pre-tokenizer, which only this form allows, a text is encoded word by word, for speed,
-// unless a token such as "a b" extends over a word boundary. Hugging Face's post-processors are
-// ignored, except for the token that they add before a prompt (`BPEDefinition::begin`). Chat
-// templates are in settings.h and chat_template.h.
+// In SentencePiece's form, a character without a token is encoded as its bytes (byte_fallback).
+// Only this form allows a tokenizer without a pre-tokenizer. Such a tokenizer encodes a text word
+// by word, for speed, unless a token such as "a b" extends over a word boundary. Hugging Face's
+// post-processors are ignored, except for the token that they add before a prompt
+// (`BPEDefinition::begin`). Chat templates are in settings.h and chat_template.h.
 #pragma once
 
 #include <array>
@@ -80,9 +80,10 @@ int32_t special_id(const BPEDefinition& definition, std::string_view text);
 struct BoundaryTokens {
   int32_t begin = -1, end = -1, turn_end = -1, pad = -1;
 };
-/// Returns a tokenizer's BoundaryTokens. `begin` is BPEDefinition::begin if that is set. Otherwise
-/// `begin`, and in any case `end` and `turn_end`, are found by the usual names of such tokens, such
-/// as <s> and </s>. GPT-2's <|endoftext|> both begins and ends texts. `pad` is not set.
+/// Returns a tokenizer's BoundaryTokens. `end` and `turn_end` are found by the usual names of such
+/// tokens, such as </s>. `begin` is BPEDefinition::begin if that is set; otherwise, it is also
+/// found by the usual names, such as <s>. GPT-2's <|endoftext|> both begins and ends texts. `pad`
+/// is not set.
 BoundaryTokens boundary_tokens(const BPEDefinition& definition);
 
 /// A BPE tokenizer: immutable, so any number of threads may share one object.

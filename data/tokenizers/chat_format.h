@@ -29,8 +29,8 @@ struct ChatFormat {
 extern const char* const chatml_template;
 extern const char* const llama3_template;
 
-/// Returns the messages that the format writes: adds the format's system message if the first
-/// message is not one, and trims the texts if the format does so.
+/// Returns the messages that the format writes. Adds the format's system message if the first
+/// message is not a system message, and trims the texts if the format does so.
 std::vector<ChatMessage> written_messages(const ChatFormat& format,
                                           std::vector<ChatMessage> messages);
 /// Renders a few conversations with the chat template of `settings`, and returns the format of the

@@ -21,8 +21,8 @@ class ChatTemplate {
   /// with `what_to_do`. `tokenizer` must outlive this object.
   ChatTemplate(const Tokenizer& tokenizer, const std::string& where, const std::string& what_to_do);
 
-  /// Throws Exit::data, with a message that begins with `where`, if the template writes the role of
-  /// one of the messages in another way than the roles user, assistant and system.
+  /// Throws Exit::data, with a message that begins with `where`, if a message has a role other than
+  /// user, assistant and system, and the template does not treat all roles alike.
   void check_roles(const std::vector<ChatMessage>& messages, const std::string& where) const;
   /// Returns the ids of the messages and of the beginning of an answer by the assistant.
   std::vector<int64_t> encode_prompt(const std::vector<ChatMessage>& messages) const;
@@ -49,7 +49,8 @@ class ChatTemplate {
       true;  // whether the tokenizer may put a space before text that follows a special token
 };
 
-/// Returns a description of a tokenizer's chat template; "" if it has none.
+/// Returns a description of a tokenizer's chat template or, if it has none, of the format that its
+/// special tokens imply; "" if they imply none.
 std::string describe_chat(const Tokenizer& tokenizer);
 /// Sets a tokenizer's chat template to ChatML ("chatml"), Llama 3's ("llama3") or the Jinja
 /// template in a file. If the template writes ChatML or Llama 3's format, the token that ends its

@@ -35,7 +35,7 @@ std::string text(const Json& x);
 Json member(const Json& x, const Json& key);
 /// Returns a list's elements from `begin` to `end`, which mean the same as in a Python slice.
 Json sliced(const Json& x, const Json& begin, const Json& end);
-/// Returns the result of a comparison or of arithmetic.
+/// Returns the result of the binary operator `mark`, such as "==", "in", "+" or "~".
 Json operation(const std::string& mark, const Json& a, const Json& b);
 /// Returns the result of a string's or an object's method.
 Json method(const Json& x, const std::string& name, const std::vector<Json>& given);

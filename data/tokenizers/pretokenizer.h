@@ -32,14 +32,15 @@ inline constexpr const char* qwen2_pattern =
 std::string literal_pattern(const std::string& text, const std::string& where);
 /// Returns the text of a literal_pattern(); "" for any other pattern.
 std::string literal_text(const std::string& pattern);
-/// Returns the first part of a pattern that PCRE2 accepts and that has another meaning in
-/// Oniguruma, the engine of Hugging Face's tokenizers: && and [ within a class, \h, \H and \Q.
-/// Returns "" if there is no such part, or if the pattern is a literal_pattern().
+/// Returns the first construct in a pattern whose meaning in PCRE2 differs from its meaning in
+/// Oniguruma, the engine of Hugging Face's tokenizers. These constructs are && and [ within a
+/// class, \h, \H and \Q. Returns "" if there is no such construct, or if the pattern is a
+/// literal_pattern().
 std::string differing_syntax(const std::string& pattern);
 
 /// A compiled pattern, immutable and shared between threads. Letters (\p{L}), numbers (\p{N}) and
-/// white space (\s, \S) are defined by Unicode 16, regardless of the version of Unicode that PCRE2
-/// uses.
+/// white space (\s, and \S outside of classes) are defined by Unicode 16. All other properties,
+/// such as \p{Lu} and \P{L}, are defined by the version of Unicode that PCRE2 uses.
 class Pretokenizer {
  public:
   /// Throws Exit::data for a pattern that PCRE2 can't read; the message begins with `where`.

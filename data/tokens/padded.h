@@ -48,14 +48,16 @@ std::unique_ptr<EvaluationBatches> padded_evaluation(const PaddedItems& items,
                                                      const BatchSizes& sizes, int64_t batches,
                                                      at::Device device);
 
-/// The documents of a split, each with the token that ends it. A document that is longer than a
-/// window is truncated to the window.
+/// The documents of a split, each with the token that ends it. A window of T positions takes at
+/// most the first T + 1 tokens of a document, and the remaining tokens are left out.
 class PaddedDocuments final : public PaddedItems {
  public:
-  /// Reads all tokens of the split, which must outlive this object. Documents of fewer than two
-  /// tokens have no target and are left out.
+  /// Reads all tokens of the split, which must outlive this object. An end token at the beginning
+  /// of a document does not end the document, since some tokenizers have one token for both the
+  /// beginning and the end. A single token after the last document is left out, since it has no
+  /// target.
   PaddedDocuments(const TokenFile& tokens, int64_t document_end);
-  /// Returns how many documents are longer than a window.
+  /// Returns how many documents have more than `window` + 1 tokens, and are therefore truncated.
   int64_t count_longer(int64_t window) const;
 
   int64_t size() const override { return std::ssize(documents_); }

@@ -17,9 +17,10 @@ namespace lathe {
 ///
 /// A batch has `batch_size` rows, two for each of its pairs: first all chosen answers, then the
 /// rejected ones, each after its prompt and padded on the right (inputs 0, targets -100). Only the
-/// tokens of answers are targets. If a row of a pair is longer than the window, the same number of
-/// tokens is removed from the beginning of the prompt in both rows, but at least one token of the
-/// prompt remains. If a row is still too long after that, its end is also cut off.
+/// tokens of answers are targets. A row has at most one token more than the window has positions.
+/// If a row of a pair is longer, the same number of tokens is removed from the beginning of the
+/// prompt in both rows, but at least one token of the prompt remains. If a row is still too long
+/// after that, its end is also cut off.
 ///
 /// data/tokens/padded.h describes the order of the pairs.
 std::unique_ptr<Data> open_preferences(const DataConfig& config);

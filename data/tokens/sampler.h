@@ -1,8 +1,9 @@
 // Chooses the windows of tokens for training. The n-th window is a pure function of (seed, n).
 //
 // Window i of epoch e is the T + 1 tokens at positions o_e + iT to o_e + iT + T: T inputs and,
-// shifted by one, T targets. o_e is a keyed offset in [0, T). A keyed permutation orders the
-// windows of an epoch. Epochs are concatenated, so a batch may contain windows of two epochs.
+// shifted by one, T targets. o_e is a pseudorandom offset in [0, T). A pseudorandom permutation
+// orders the windows of an epoch. Both depend only on the seed and the epoch. Epochs are
+// concatenated, so a batch may contain windows of two epochs.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +28,9 @@ class WindowSampler {
 };
 
 /// Chooses the source of each window of a mixture. The source of the n-th window is a pure function
-/// of (seed, n). In every round of 65536 windows, each source has exactly its share of the windows.
-/// A keyed permutation orders these windows.
+/// of (seed, n). In every round of 65536 windows, each source has the same number of windows, which
+/// is its share of the round, rounded to an integer. A pseudorandom permutation, which depends on
+/// the seed and the round, orders these windows.
 class MixtureSampler {
  public:
   /// Requires weights that are not negative, and at least one that is positive. A source with a

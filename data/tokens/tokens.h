@@ -1,4 +1,4 @@
-// Reads memory-mapped token shards: a split of a data folder is one long sequence.
+// Reads memory-mapped token shards. The shards of a split form one long sequence.
 //
 // A run identifies its data by a fingerprint (TokenFile::fingerprint), which is computed from the
 // shards' checksums in the manifest and from samples of the shards' bytes.

@@ -2,6 +2,8 @@
 // manifest.json has the number of values in a window.
 #include <ATen/ops/empty.h>
 
+#include <cmath>
+#include <cstdlib>
 #include <fstream>
 
 #include "lathe/core/error.h"
@@ -139,9 +141,12 @@ std::unique_ptr<Data> open_series(const DataConfig& config) {
 void prepare_series(const std::string& file, const std::string& out, int64_t window) {
   std::ifstream text(file);
   std::vector<float> numbers;
-  for (float x = 0; text >> x;) numbers.push_back(x);
-  if (!text.eof())
-    fail(Exit::data, file, ": the text after ", numbers.size(), " numbers is not a number");
+  for (std::string word; text >> word;) {
+    char* end = nullptr;
+    numbers.push_back(std::strtof(word.c_str(), &end));
+    if (*end != '\0' || !std::isfinite(numbers.back()))
+      fail(Exit::data, file, ": the text after ", numbers.size() - 1, " numbers is not a number");
+  }
   const fs::path folder = out, path = folder / "series.f32";
   fs::create_directories(folder);
   write_file_durably(

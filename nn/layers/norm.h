@@ -33,7 +33,8 @@ struct RMSNorm {
   explicit RMSNorm(int64_t channels, double eps = 1e-5);
   /// Returns the normalized values in the dtype of matrix products, like LayerNorm.
   Variable operator()(const Variable& x) const { return with_weight(x, weight); }
-  /// Returns the same with another handle of the weight. Hooks of this layer are called as usual.
+  /// Does the same with `other` as the weight, such as the result of an op on `weight`. Hooks of
+  /// this layer are called as usual.
   Variable with_weight(const Variable& x, const Variable& other) const;
   void visit(Visit& v) { v("weight", weight, Role::scale); }
 };

@@ -1,4 +1,4 @@
-// Transformer blocks. Shapes: B batch, T positions, S positions of the memory, C channels.
+// Defines transformer blocks. Shapes: B batch, T positions, S positions of the memory, C channels.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct FeedForward {
 /// Computes down(silu(a) * b), where [a b] = up(x). Shazeer 2020, "GLU variants improve
 /// transformer". x [..., C] -> [..., C].
 struct SwiGLU {
-  Linear up, down;  ///< C -> 2 hidden, hidden -> C
+  Linear up, down;  ///< C -> 2 * hidden, hidden -> C
 
   SwiGLU() = default;
   SwiGLU(int64_t channels, int64_t hidden, bool bias = false);
@@ -66,7 +66,7 @@ struct TransformerOptions {
   double dropout =
       0;  ///< rate on branches, inside the feed-forward part and on attention's probabilities
   std::string activation =
-      "relu";  ///< "relu", "gelu" (exact), or "swiglu", where linear1 has 2 hidden rows
+      "relu";  ///< "relu", "gelu" (exact), or "swiglu", where linear1 has 2 * n_inner outputs
   bool norm_first = false;  ///< x + f(norm(x)) instead of norm(x + f(x))
   bool bias = true;
 };
@@ -88,8 +88,8 @@ struct TransformerFeedForward {
   }
 };
 
-/// Self-attention and a feed-forward part, each added to the residual stream. Vaswani et al. 2017;
-/// torch.nn's module of the same name, batch first. x [B, T, C] -> [B, T, C].
+/// Self-attention and a feed-forward part, each added to the residual stream (Vaswani et al. 2017).
+/// Corresponds to torch.nn.TransformerEncoderLayer with batch_first=True. x [B, T, C] -> [B, T, C].
 struct TransformerEncoderLayer {
   MultiHeadAttention self_attn;
   TransformerFeedForward feed_forward;
@@ -135,7 +135,8 @@ struct TransformerEncoder {
     v("norm", norm);
   }
 };
-/// `n_layer` decoder layers, followed by a norm if norm_first is true. torch.nn.TransformerDecoder.
+/// `n_layer` decoder layers, followed by a norm if norm_first is true. Compare
+/// torch.nn.TransformerDecoder.
 struct TransformerDecoder {
   std::vector<TransformerDecoderLayer> layers;
   std::optional<LayerNorm> norm;

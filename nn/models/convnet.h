@@ -1,6 +1,6 @@
-// A residual network of basic blocks for small images, as for CIFAR-10 in He et al. 2015, "Deep
-// residual learning" (section 4.2), with projections where a block changes shape. Shapes: B batch,
-// C channels, H height, W width.
+// Declares a residual network of basic blocks for small images, as in He et al. 2015, "Deep
+// residual learning" (section 4.2, CIFAR-10). A shortcut is a projection if its block changes the
+// shape. Shapes: B batch, C channels, H height, W width.
 #pragma once
 
 #include <array>
@@ -31,8 +31,8 @@ struct ConvNetConfig {
               one_of(init_names()).fixed())
 };
 
-/// Computes relu(shortcut(x) + norm2(conv2(relu(norm1(conv1(x)))))). x [B, in, H, W] -> [B, out, H
-/// / stride, W / stride], rounded up. The residual stream stays in float32 under autocast.
+/// Computes relu(shortcut(x) + norm2(conv2(relu(norm1(conv1(x)))))): x [B, in, H, W] -> [B, out,
+/// ceil(H / stride), ceil(W / stride)]. The residual stream stays in float32 under autocast.
 struct BasicBlock {
   Conv2d conv1;
   BatchNorm2d norm1;

@@ -1,5 +1,6 @@
-// GPT-2 (Radford et al. 2019): learned positions, pre-layer-norm blocks, GELU, an output head that
-// may share the token embedding's weight. Shapes: B batch, T time, C channels, V vocabulary.
+// Declares GPT-2 (Radford et al. 2019), which has learned positions, pre-layer-norm blocks, GELU,
+// and an output head that may share the token embedding's weight. Shapes: B batch, T time, C
+// channels, V vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +77,8 @@ struct GPT {
   /// Returns the head's weight [V, C], which is the token embedding's weight if weights are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
   /// Returns the training FLOPs of a token by the usual formula 6 N + 12 L C T, with 4 instead of 6
-  /// for frozen parameters. N is the number of parameters without position embeddings and without
-  /// an untied token embedding. Kaplan et al. 2020; Chowdhery et al. 2022.
+  /// for frozen parameters (Kaplan et al. 2020; Chowdhery et al. 2022). N is the number of
+  /// parameters without position embeddings and without an untied token embedding.
   double flops_per_unit() const;
   /// Returns the first conflict between keys of the config, if any.
   static std::optional<ConfigFault> check(const GPTConfig& config);

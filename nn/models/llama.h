@@ -1,7 +1,8 @@
 // LLaMA (Touvron et al. 2023) and its relatives, which config keys select: Llama 3, Mistral, Qwen 2
-// and 3, OLMo 2, SmolLM3, Gemma 2 and 3. These models have RMS norm, rotary positions, fewer heads
-// of keys and values than of queries, SwiGLU, an output head that may share the token embedding's
-// weight. Shapes: B batch, T time, C channels, D channels of a head, V vocabulary.
+// and 3, OLMo 2, SmolLM3, Gemma 2 and 3. These models have RMS norms, rotary positions, a gated
+// feed-forward layer, and an output head that may share the token embedding's weight. They may have
+// fewer heads of keys and values than of queries. Shapes: B batch, T time, C channels, D channels
+// of a head, V vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -191,7 +192,8 @@ struct Llama {
   /// Returns the cap of the logits, or 0 if there is none.
   double logit_softcap() const { return config.logit_softcap; }
   /// Returns the training FLOPs of a token by the formula of GPT::flops_per_unit: 6 N + 12 L (H D)
-  /// T. For a block with a window, min(sliding_window, T) replaces T.
+  /// T, where L is n_layer, H is n_head, and T is block_size. For a block with a window,
+  /// min(sliding_window, T) replaces T.
   double flops_per_unit() const;
   /// Returns the first conflict between keys of the config, if any.
   static std::optional<ConfigFault> check(const LlamaConfig& config);

@@ -1,4 +1,4 @@
-// Multi-layer perceptron. Shapes: B batch.
+// Defines a multi-layer perceptron. Shapes: B batch.
 #pragma once
 
 #include <cstdint>

@@ -302,9 +302,9 @@ const ModelKind* find_model_kind(const std::string& name);
 /// Returns smaller versions of a kind's config: one list for each way to scale the config down, in
 /// the order in which to try them. If the kind has scale_down, there is one list with one version,
 /// or no list if the config can't be scaled down. Otherwise there is one list for each integer key,
-/// the key with the largest value first. In the versions of a list, its key has half of the key's
-/// value, or a divisor of the value. The versions pass the kind's check, but they are guesses: a
-/// model of such a config may be invalid or not smaller.
+/// and the list for the key with the largest value is first. Each version in a key's list sets this
+/// key to half of its value or to a divisor of its value. The versions pass the kind's check, but
+/// they are guesses: a model of such a config may be invalid or not smaller.
 std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind, const AnyConfig& config);
 /// Halves a size, but not below `least`. If the size is at most `least`, returns false and leaves
 /// the size unchanged.

@@ -1,6 +1,6 @@
-// A recurrent language model: token embedding, LSTM or GRU layers, an output head that may share
-// the embedding's weight (Zaremba et al. 2014; Press and Wolf 2016). Shapes: B batch, T time, C
-// embedding, H units, V vocabulary.
+// Declares a recurrent language model, which consists of a token embedding, LSTM or GRU layers, and
+// an output head that may share the embedding's weight (Zaremba et al. 2014; Press and Wolf 2016).
+// Shapes: B batch, T time, C embedding, H units, V vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -60,8 +60,8 @@ struct RNN {
   Variable features(const at::Tensor& ids_BT) const;
   /// Returns the head's weight [V, H], which is the token embedding's weight if weights are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
-  /// Returns the training FLOPs of a token: 6 for each weight of a matrix product, forward and
-  /// backward. Kaplan et al. 2020.
+  /// Returns the training FLOPs of a token: 6 for each weight of a matrix product, in the forward
+  /// and backward passes together (Kaplan et al. 2020).
   double flops_per_unit() const;
   void visit(Visit& v) {
     v("tokens", tokens);

@@ -1,5 +1,6 @@
-// Updates of whole tensors by ATen's ops, on any device. The methods of this folder use them on
-// GPUs. On CPUs, the methods have kernels, and use these ops only if train.kernels is "aten".
+// Declares updates of whole tensors by ATen's ops, on any device. The methods of this folder use
+// them on GPUs. On CPUs, the methods have kernels, and use ATen's ops only if train.kernels is
+// "aten".
 #pragma once
 
 #include <ATen/core/Tensor.h>

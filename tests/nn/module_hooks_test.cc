@@ -215,6 +215,9 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
     backward(sum(softmax(pad(w, {1, 0}, PadMode::constant, -INFINITY), 0)));
     backward(sum(softmax(
         fused([&](const Variable& v) { return masked_fill(v * 2.0, first, -INFINITY); }, w), 0)));
+    // A NaN is never intended.
+    CHECK_THAT(error_of([&] { fused([](const Variable& v) { return log(v - 2.0) * 0.5; }, w); }),
+               ContainsSubstring("anomaly: fused"));
     Variable filled = w * 2.0;
     masked_fill_(filled, first, -INFINITY);
     backward(sum(softmax(filled, 0)));

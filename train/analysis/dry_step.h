@@ -15,7 +15,7 @@ namespace lathe {
 
 struct RunData;
 
-/// What one stage of a pipeline does and needs.
+/// The work and the memory of one stage of a pipeline.
 struct StageForecast {
   int64_t blocks = 0;          ///< number of blocks
   double flops = 0;            ///< FLOPs of one micro-batch
@@ -36,7 +36,7 @@ struct DryStep {
   GridSizes replica{};    ///< the processes that hold one replica of the model together
   int stage = 0;          ///< pipeline stage of the process whose memory is given
   int largest_owner = 0;  ///< in this stage, the data rank that updates the most parameters
-  std::vector<StageForecast> stages{};  ///< the stages of the pipeline; empty if there is one
+  std::vector<StageForecast> stages{};  ///< the stages of the pipeline; empty without a pipeline
   /// Idle time of a pipeline stage in a step, as a multiple of the time of one micro-batch.
   double bubble = 0;
   /// Largest fraction of the trained parameters that one process updates.
@@ -47,7 +47,7 @@ struct DryStep {
   int64_t scratch_bytes = 0;
   int64_t mapped_bytes = 0;  ///< resident bytes of parameters that memory.offload maps from disk
   bool has_copies = false;   ///< whether weights have working copies in the matmul dtype
-  /// Number of repeated blocks of the model that have trained parameters.
+  /// Number of repeated blocks of the model, up to the last one that has trained parameters.
   int64_t blocks = 0;
   int64_t own_blocks = 0;  ///< number of blocks of this process's pipeline stage
   std::string unit{};      ///< what throughput counts: "tokens" or "samples"
@@ -55,15 +55,15 @@ struct DryStep {
   int data_ranks() const { return ranks / replica.replica(); }
   /// Returns the peak memory of tensors, including the copies of a background save.
   int64_t tensors() const { return peaks.total_peak + save_copy_bytes; }
-  /// Returns the peak resident memory of the run, without process_overhead_bytes().
+  /// Returns the peak resident memory of the process, without process_overhead_bytes().
   int64_t resident() const { return peaks.touched_peak + save_copy_bytes + mapped_bytes; }
 };
 
-/// Runs two dry steps of the config as one of `ranks` processes. If the run evaluates, also runs an
-/// evaluation before and after the steps. The result has the memory of the process with the highest
-/// peak. Its FLOPs, update share and bytes sent are maxima over all processes. The data folder of a
-/// token model may be missing if its vocab_size is given. Throws the errors that the run itself
-/// would throw.
+/// Runs two dry steps of a run of `ranks` processes with this config. If the run evaluates, also
+/// runs an evaluation before and after the steps. The result has the memory of the process with the
+/// highest peak. The result's FLOPs, update share and bytes sent are maxima over all processes. The
+/// data folder of a token model may be missing if model.vocab_size is given. Throws the errors that
+/// the run itself would throw.
 DryStep dry_step(const LoadedConfig& loaded, int ranks = 1);
 /// Runs the same dry steps with data that is already open. `loaded` is a config that
 /// RunData::open() has completed.

@@ -12,11 +12,11 @@ namespace lathe {
 /// learning rates for training neural networks", section 3.3).
 struct RangeTest {
   std::vector<double> lr, loss;  ///< learning rate and smoothed loss of each step
-  /// The learning rate at which the loss fell fastest over log(rate); a good rate for training. 0
-  /// if the loss never fell.
+  /// The learning rate at which the loss fell fastest over log(rate), which is a good rate for
+  /// training; 0 if the loss never fell.
   double steepest = 0;
-  /// The learning rate at which the loss rose 10% above its first value or was not finite. 0 if
-  /// neither happened.
+  /// The learning rate at which the loss was not finite, or at which the loss, after its lowest
+  /// value, rose 10% above its first value; 0 if neither happened.
   double diverged = 0;
   double lowest = 0;  ///< learning rate at the lowest loss if the loss rose later; otherwise 0
 };

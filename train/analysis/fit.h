@@ -33,11 +33,11 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 /// Returns config overrides with which each process stays within `bytes` of resident memory. `now`
 /// is the forecast without these overrides; the number of processes stays the same. The overrides
 /// set the largest micro-batch that fits, and the number of micro-batches that keeps the global
-/// batch. If even one sequence does not fit, the overrides also change as few keys as possible:
-/// dist.shard, the precision, recomputation, the optimizer, train.sum_order and others, and
-/// memory.offload last. `path` is the config's file, and `given` are the overrides that the user
-/// gave. Returns no overrides if the run fits without changes, and nullopt if no combination is
-/// enough.
+/// batch. If even one sequence does not fit, the overrides also change dist.shard, the precision,
+/// recomputation, the optimizer, train.sum_order or others, in the combination that costs the least
+/// time. They change memory.offload only if no other combination is enough. `path` is the config's
+/// file, and `given` are the overrides that the user gave. Returns an empty list if the run fits
+/// without changes, and nullopt if no combination is enough.
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes);
 

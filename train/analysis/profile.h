@@ -26,7 +26,7 @@ struct Span {
   int64_t bytes = 0;
   int64_t memory_peak = 0;   ///< peak memory of all tensors during the span
   int64_t memory_after = 0;  ///< memory of all tensors at the end of the span
-  int64_t kept = 0;          ///< bytes of activations saved for backward, minus those freed
+  int64_t kept = 0;          ///< growth in bytes of activations (on a GPU: of all tensors)
   /// Idle seconds, summed over the threads. -1 if the span ran no loop of core/parallel.h, because
   /// ATen's own loops are not observed.
   double idle = -1;

@@ -69,7 +69,8 @@ struct Command {
   bool config_keys = false;  ///< whether the command also takes the keys of the config as flags
   size_t min_positionals = 1, max_positionals = 1;
   std::function<Exit(const Arguments&)> run;
-  /// Flags whose value may be left out. They are true unless the word "true" or "false" follows.
+  /// Flags whose value may be left out. If the next word is not "true" or "false", the value is
+  /// true.
   std::set<std::string> switches{};
   /// Flags that may be given several times; their values are in Arguments::lists.
   std::set<std::string> repeatable{};

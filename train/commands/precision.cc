@@ -181,7 +181,8 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   double weights = 0;
   for (const auto& p : trained_parameters(model)) {
     if (p.parameter.dim() < 2) continue;
-    count_exponents(p.parameter.grad() / static_cast<double>(batches), e.weights);
+    const at::Tensor& gradient = p.parameter.grad();
+    if (gradient.defined()) count_exponents(gradient / static_cast<double>(batches), e.weights);
     weights += static_cast<double>(p.parameter.numel());
   }
 

@@ -19,7 +19,7 @@ Flags with_table_flags(Flags flags);
 /// was given. The exception is --separator, which tables also accept.
 Exit prepare_tables(const Arguments& arguments, std::vector<const char*> text_flags);
 /// Prepares a folder of images by class. Throws Exit::usage if any of `text_flags` except --format
-/// was given, or any flag of tables and arrays.
+/// was given, or any flag that only tables and arrays accept.
 Exit prepare_images(const Arguments& arguments, std::vector<const char*> text_flags);
 
 }  // namespace lathe

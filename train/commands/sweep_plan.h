@@ -45,15 +45,15 @@ struct SweepPlan {
 };
 
 /// Returns every combination of the values of the axes, with the last axis varying fastest. If
-/// `samples` > 0, instead draws this many different points, at random from `seed`. Draws fewer if
-/// there are not as many different points. Draws from a range of real numbers are uniform in the
-/// logarithm if the range begins above 0 and its end is at least ten times its beginning. Other
-/// draws are uniform. Throws Exit::usage for a range if `samples` is 0, and for more than 100000
-/// points.
+/// `samples` > 0, instead returns this many different points, or fewer if not as many exist, drawn
+/// at random from `seed`. The values of a range of real numbers are drawn uniformly in the
+/// logarithm if the range begins above 0 and its end is at least ten times its beginning. All other
+/// values are drawn uniformly. Throws Exit::usage for a range if `samples` is 0, and for more than
+/// 100000 points.
 std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t samples, uint64_t seed);
-/// Returns the rungs of successive halving: `steps` divided by powers of eta, down to `least`. Each
-/// rung is a multiple of `interval`, the number of steps between evaluations. Throws Exit::usage if
-/// rungs coincide.
+/// Returns the rungs of successive halving: `steps` divided by powers of eta, down to `least`. The
+/// last rung is `steps` itself. All other rungs are rounded to multiples of `interval`, the number
+/// of steps between evaluations. Throws Exit::usage if rungs coincide.
 std::vector<int64_t> make_rungs(int64_t steps, int64_t least, int64_t eta, int64_t interval);
 
 /// The progress of a point; it is stored as JSON.

@@ -5,8 +5,8 @@
 
 namespace lathe {
 
-/// Returns whether train.init_from or adapters.base is set. That run or folder then determines the
-/// weights and the keys of [model].
+/// Returns whether train.init_from or adapters.base is set. The run or folder that this key names
+/// then determines the weights and the keys of [model].
 bool has_source(const RunConfig& config);
 
 /// Throws Exit::usage for keys that contradict each other. The message has the origin of the key

@@ -30,11 +30,13 @@ void check_output_folder(const std::string& name, const fs::path& path, PathKind
 inline fs::path without_trailing_slash(const fs::path& path) {
   return path.has_filename() ? path : path.parent_path();
 }
-/// Returns whether a folder is a checkpoint: it holds state.json or model.safetensors, or it is
-/// named step-... in a folder named "checkpoints" and is not a run.
+/// Returns whether a folder is a checkpoint: it holds state.json, model.safetensors or the
+/// manifest.json of a checkpoint, or it is named step-... in a folder named "checkpoints" and is
+/// not a run. Also returns true for a folder in Hugging Face's layout that holds model.safetensors,
+/// so call is_hugging_face() first.
 bool is_checkpoint(const fs::path& folder);
-/// Returns whether a folder has Hugging Face's layout: it holds a config.json and is not a
-/// checkpoint of Lathe.
+/// Returns whether a folder has Hugging Face's layout: it holds config.json, but not state.json,
+/// which every checkpoint of Lathe has.
 bool is_hugging_face(const fs::path& folder);
 /// Returns whether a folder is a run: it has checkpoints, or the config and the lock that training
 /// creates before its first save.

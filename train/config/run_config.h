@@ -273,8 +273,8 @@ struct RunConfig {
 };
 /// Returns the keys of all model kinds, each key once.
 const std::vector<Field>& all_fields();
-/// Returns the old names of keys that were renamed. A config with such a key is refused with an
-/// error that gives the new name.
+/// Returns the old names of keys that were renamed. load_config() refuses such a key with an error
+/// that gives the new name. config_from_toml() accepts it, so that old checkpoints can be read.
 std::vector<std::string> renamed_keys();
 /// Returns the reference page of all keys in Markdown.
 std::string config_reference();
@@ -293,8 +293,8 @@ struct GivenKey {
 };
 
 /// A config, and the origin of each value that is not a default. The functions that complete a
-/// config (resolve_sources(), apply_memory_budget(), RunData::open()) take a LoadedConfig and
-/// return another LoadedConfig.
+/// config (resolve_sources(), apply_memory_budget(), RunData::open()) take a LoadedConfig, and
+/// return the completed LoadedConfig, some of them as a member of their result.
 struct LoadedConfig {
   RunConfig config;
   Origins origins;
@@ -348,8 +348,9 @@ using Overrides = std::vector<std::pair<std::string, std::string>>;
 
 /// Loads a config. The file, the environment (LATHE_TRAIN_STEPS=100) and the command line
 /// (`overrides`) set keys in this order, so the command line has the highest precedence. The
-/// defaults of train.out_dir and schedule.min_lr depend on other keys. Throws Exit::usage, with the
-/// origin of the key, for invalid values and for keys that contradict each other.
+/// default of train.out_dir depends on `path`, and the default of schedule.min_lr depends on
+/// optim.lr. Throws Exit::usage, with the origin of the key, for invalid values and for keys that
+/// contradict each other.
 LoadedConfig load_config(const std::string& path, const Overrides& overrides);
 
 /// Returns the config of a saved run from `text`, the text in its checkpoint. Throws

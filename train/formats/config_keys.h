@@ -51,7 +51,7 @@ class ConfigKeys {
   /// null, false or empty, and keys that begin with an underscore, which are notes of Hugging
   /// Face's transformers library.
   void finish() const;
-  /// Throws Exit::checkpoint with the message "WHERE: KEY = VALUE, and WHAT".
+  /// Throws Exit::checkpoint with the message "WHERE: KEY = VALUE, but WHAT".
   [[noreturn]] void refuse(const std::string& key, const std::string& what) const;
 
  private:

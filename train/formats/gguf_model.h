@@ -8,12 +8,15 @@
 namespace lathe {
 
 /// Reads a model from a GGUF file and converts its tensors to Lathe's form. The constructor throws
-/// Exit::checkpoint for every fault except parameters that are not finite, which tensor() finds.
+/// Exit::checkpoint if the file is damaged, or if its metadata and the names and shapes of its
+/// tensors do not describe a model that Lathe supports. tensor() throws Exit::diverged if a
+/// parameter is not finite, and tokenizer() throws if the tokenizer can't be used.
 class GGUFModel : public ModelSource {
  public:
   /// `block_size`: the context length to use, or 0 for the context length that the model was made
   /// for. Throws Exit::usage if the model was made for a shorter context. `ignored`: keys of the
-  /// architecture that this build does not know and that the user asked to ignore.
+  /// architecture that the user asked to ignore. Throws Exit::usage for a key that the file lacks
+  /// or that this build knows.
   explicit GGUFModel(const fs::path& file, int64_t block_size = 0,
                      const std::vector<std::string>& ignored = {});
 

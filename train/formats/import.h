@@ -1,4 +1,4 @@
-// Declares functions for importing models that all file formats share.
+// Declares the part of importing a model that is the same for all file formats.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Declares the keys of config.json for the families of the kind "llama", and the differences
-// between the families. Includes no LibTorch header.
+// Declares functions that read and write config.json for the families of the kind "llama", and
+// describes the differences between the families. Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 // LibTorch header.
 //
 // This code writes protobuf's wire format without libonnx or libprotobuf, for two reasons. First, a
-// graph needs only ten messages with three kinds of fields, so this encoder is shorter than code
+// graph needs only twelve messages with three kinds of fields, so this encoder is shorter than code
 // that uses generated classes. Second, a process can hold only one version of libprotobuf, and
 // programs that link Lathe may need another version. Sources: onnx.proto of ONNX 1.12 (IR version
 // 8), and "Encoding" in protobuf's documentation.
@@ -38,8 +38,9 @@ struct OnnxAttribute {
 /// file.
 class OnnxGraph {
  public:
-  /// Declares an input or output of the graph. The name must be unique.
+  /// Declares an input of the graph. The name must be unique.
   void add_input(const std::string& name, OnnxType type, const std::vector<OnnxDim>& dims);
+  /// Declares the node output with this name an output of the graph.
   void add_output(const std::string& name, OnnxType type, const std::vector<OnnxDim>& dims);
   /// Adds a constant tensor of little-endian elements. Makes the name unique and returns it. Does
   /// not copy `bytes`, which must stay valid until write() has returned.
@@ -70,7 +71,7 @@ class OnnxGraph {
                                        const std::vector<OnnxAttribute>& attributes = {});
   /// Sets an entry of the model's metadata_props; the text must be UTF-8.
   void set_metadata(const std::string& key, const std::string& text) { metadata_[key] = text; }
-  /// Writes the file durably. Throws Exit::usage for a model of 2 GiB or more, which exceeds
+  /// Writes the file and syncs it. Throws Exit::usage for a model of 2 GiB or more, which exceeds
   /// protobuf's limit.
   void write(const fs::path& path) const;
 

@@ -21,7 +21,8 @@ struct PeftImport {
 /// Makes a run from a PEFT folder, with one checkpoint (step 0) and no optimizer state. Returns the
 /// checkpoint. `out` is created completely or not at all. Throws Exit::checkpoint if the folder
 /// holds anything other than LoRA or DoRA on linear layers of the base, Exit::diverged if an
-/// element is not finite, and Exit::usage if the base has adapters or `out` is not empty.
+/// element is not finite, and Exit::usage if the base has adapters, if no family can represent its
+/// model, or if `out` is not empty.
 fs::path import_peft(const PeftImport& options);
 /// Writes the adapters of a run as a PEFT folder, completely or not at all. Throws Exit::usage if
 /// the run has no adapters, if no family can represent its model, or if `options` ask for averages

@@ -1,5 +1,5 @@
-// Declares the weights of a Hugging Face folder: model.safetensors, or the files that
-// model.safetensors.index.json lists. Includes no LibTorch header.
+// Declares TensorFiles, which reads the weights of a Hugging Face folder: model.safetensors, or the
+// files that model.safetensors.index.json lists. Includes no LibTorch header.
 #pragma once
 
 #include <map>

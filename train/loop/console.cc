@@ -60,10 +60,10 @@ void log_offload(const Session& session) {
 void verify_with_progress(const Data& data, const fs::path& folder,
                           const std::function<bool()>& stop) {
   double bytes = 0, done = 0;
-  for (const fs::path& file : list_folder(folder)) {
-    std::error_code error;
-    if (const uintmax_t size = fs::file_size(file, error); !error)
-      bytes += static_cast<double>(size);
+  std::error_code error;
+  // The sources of a mixture are in subfolders.
+  for (const auto& file : fs::recursive_directory_iterator(folder, error)) {
+    if (file.is_regular_file(error)) bytes += static_cast<double>(file.file_size(error));
   }
   ProgressBar bar("checking " + folder.string(), bytes);
   data.verify([&] {  // called every 16 MiB

@@ -1,4 +1,4 @@
-// Declares the console output of a run: a header at the start, and a progress line for each step.
+// Declares the console output of a run: a header at the start, and the progress during the run.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// Writes a replay bundle of a step that diverged: the run's state before the step and the step's
-// data. Replaying the bundle names the op that gave the first value that is not finite.
+// Writes and replays bundles of steps that diverged. A bundle holds the run's state before the step
+// and the step's data. Replaying the bundle names the first value that is not finite.
 //
 // A step that diverged changes no parameter, so the state before it can still be saved. With
 // memory.update_in_backward, the step may have changed parameters, so no bundle is written.

@@ -17,8 +17,10 @@ struct RestoredRun {
 };
 
 /// Loads the tensors of the checkpoint into the session, and the checkpoint's state into `state`.
-/// state.data_hash must be the hash of `data`. Logs a warning if the machine or the number of
-/// threads differs. Throws Exit::usage if the data is not the run's data or if a fixed key differs.
+/// state.data_hash must be the hash of `data`. If both runs have a single process, also restores
+/// the number of threads, unless the command line sets train.threads. Logs a warning if the machine
+/// differs, or if train.threads on the command line differs from the saved number. Throws
+/// Exit::usage if the data is not the run's data or if a fixed key differs.
 RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const Data& data,
                     Session& session, RunState& state);
 

@@ -21,7 +21,8 @@ struct ResumePoint {
 /// Returns the checkpoint that a run resumes from, as checkpoint.resume selects it, or nullopt for
 /// a new run. A branch that has checkpoints resumes from the newest of them, so the checkpoint that
 /// the branch began from may have been deleted. Creates and changes no files. Throws Exit::usage if
-/// the run folder belongs to another run, and Exit::checkpoint if no checkpoint can be used.
+/// the run folder belongs to another run, or if checkpoint.resume is "never" and the run folder has
+/// checkpoints. Throws Exit::checkpoint if no checkpoint can be used.
 std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded);
 
 /// Returns the keys that differ between `saved`, the config of a checkpoint of step `step`, and

@@ -46,7 +46,8 @@ class CheckpointSaver {
   /// The number of saves, and the seconds for which they delayed the caller.
   struct Times {
     int64_t saves = 0;
-    int64_t waits = 0;   ///< number of saves that found the previous save still in progress
+    int64_t waits = 0;   ///< number of saves with `now` = false that found the previous save still
+                         ///< in progress
     double copy_s = 0;   ///< seconds for checking and copying the state for background saves
     double wait_s = 0;   ///< seconds of waiting for saves in progress
     double write_s = 0;  ///< seconds of writing synchronously

@@ -1,9 +1,10 @@
 // Handles requests to stop a run before its end: signals and train.max_time.
 //
-// The signal handlers stay installed until the process ends. SIGHUP acts as SIGTERM. While a
-// checkpoint is written, no stop signal ends the process. Evaluations check for a request between
-// batches, and the generation of samples between tokens. train.max_time stops a process only after
-// it has completed a step or an evaluation, so a run that is restarted again and again still makes
+// The signal handlers stay installed until the process ends. SIGHUP acts as SIGTERM, unless the
+// process was started with SIGHUP ignored, as by `nohup`. While a checkpoint is written, no stop
+// signal ends the process. Evaluations check for a request after each batch. The generation of
+// samples checks for a request after each token. train.max_time stops a process only after it has
+// completed a step or an evaluation, so a run that is restarted again and again still makes
 // progress.
 #pragma once
 
@@ -13,11 +14,12 @@
 
 namespace lathe {
 
-/// Installs handlers with which SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop. The
-/// handler immediately prints "stopping " and `when` to standard error, even for a pending signal
-/// that was blocked until now. `when` is text such as "after this step" or "the import", and must
-/// stay valid until the process ends. A second SIGINT ends the process with exit code 130 and
-/// reports which steps are lost. SIGPIPE is ignored, so output to a closed pipe is dropped.
+/// Installs handlers with which SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop. If
+/// SIGHUP is ignored, it stays ignored. At the first signal, the handler immediately prints
+/// "stopping " and `when` to standard error, even if the signal was blocked and pending until now.
+/// `when` is text such as "after this step" or "the import", and must stay valid until the process
+/// ends. A second SIGINT ends the process with exit code 130 and reports which steps are lost.
+/// SIGPIPE is ignored, so output to a closed pipe is dropped.
 void install_stop_handlers(const char* when);
 /// Blocks the stop signals (core/stop_signals.h) on the thread that created this object, until this
 /// object is destroyed. Processes that the thread starts inherit the blocked signals. Such a
@@ -43,8 +45,8 @@ int stop_signal();
 /// Records the last completed step and the step of the newest checkpoint (-1: none), for the
 /// message of a second SIGINT.
 void note_progress(int64_t step, int64_t saved_step);
-/// Sets the step at which a run without checkpoints begins. Above 0, the run is a branch of another
-/// run.
+/// Sets the step at which a run without checkpoints begins. If `step` is above 0, the run is a
+/// branch of another run.
 void note_begin(int64_t step);
 /// Records the step of the newest checkpoint. May be called on any thread.
 void note_saved(int64_t step);

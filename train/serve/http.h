@@ -38,7 +38,7 @@ class HttpServer {
   /// Starts threads that accept and serve requests, and returns. Call it once.
   void start();
   /// Waits up to `grace_s` seconds for answers that are being written, ends all connections and
-  /// stops accepting. The scheduler must have ended all requests.
+  /// stops accepting. Call it after the scheduler has ended all requests.
   void stop(double grace_s);
 
  private:

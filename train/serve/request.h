@@ -2,8 +2,8 @@
 // (https://platform.openai.com/docs/api-reference). Includes no LibTorch header.
 //
 // A field of OpenAI's interface that changes the answer and is not supported is an error, unless
-// its value has no effect, such as a presence_penalty of 0. Fields that concern only OpenAI's
-// accounts, such as `user`, are ignored. Any unknown field is an error.
+// its value has no effect, such as a presence_penalty of 0. Fields that do not change the answer,
+// such as `user`, are ignored. Any unknown field is an error.
 #pragma once
 
 #include <cstdint>

@@ -32,7 +32,7 @@ struct ServedText {
 /// The reason for which a text ended.
 enum class TextEnd {
   stop,       ///< on_token() returned false
-  length,     ///< the text has max_tokens tokens
+  length,     ///< the text has max_tokens new tokens
   cancelled,  ///< the text's receiver is cancelled
   late,       ///< the text's request has passed its deadline
   failed,     ///< the model failed

@@ -83,6 +83,25 @@ std::unique_ptr<Model> load_frozen_model(const LoadedConfig& loaded, const std::
 
 }  // namespace
 
+namespace {
+
+/// Throws Exit::usage if the frozen model is not of a kind that the run's data needs.
+void check_kind(const LoadedConfig& loaded, const std::string& key, const std::string& name) {
+  const std::string where = origin_of(loaded, key);
+  const ModelKind& kind = *find_model_kind(loaded.frozen_model->kind);
+  if (!kind.models_tokens()) {
+    fail(Exit::usage, where, ": ", key, ": ", name, " has a model of kind ", kind.name,
+         ", which does not predict tokens; name a language model");
+  }
+  if (loaded.config.data.documents == "separate" && !kind.separates_documents) {
+    fail(Exit::usage, where, ": ", key, ": ", name, " has a model of kind ", kind.name,
+         ", which can't keep documents of a window apart; use a gpt or llama, or set "
+         "data.documents = \"joined\"");
+  }
+}
+
+}  // namespace
+
 LoadedConfig resolve_frozen(LoadedConfig loaded, const Task& task, const DatasetInfo& facts) {
   const std::string key = task.frozen_key(loaded.config);
   if (key.empty() || loaded.frozen_model) return loaded;
@@ -108,8 +127,9 @@ LoadedConfig resolve_frozen(LoadedConfig loaded, const Task& task, const Dataset
   if (adapters_of(from).rank > 0)
     fail(Exit::usage, where, ": ", key, ": ", name,
          " holds adapters; merge them into their model first (`lathe merge`)");
-  check_same_tokenizer(loaded, key, state.tokenizer, facts);
   loaded.frozen_model = from.model;
+  check_kind(loaded, key, name);
+  check_same_tokenizer(loaded, key, state.tokenizer, facts);
   check_context(loaded, key);
   return loaded;
 }

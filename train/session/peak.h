@@ -27,7 +27,7 @@ struct MatmulCeiling {
 std::optional<MatmulCeiling> known_peak(const std::string& device, int threads,
                                         at::ScalarType dtype);
 /// Measures a square matmul for about a second on the CPU. Stores and returns the best rate so far.
-/// Logs a warning if the rate can't be stored.
+/// Logs a warning if the file in the cache folder can't be written.
 MatmulCeiling measure_peak(int threads, at::ScalarType dtype);
 
 /// Computes the MFU of a run (model FLOPs utilization).

@@ -1,5 +1,6 @@
-// Declares a session, which opens the data, prepares the device and makes the model for every
-// command that runs a model. Checks everything before a file is created.
+// Declares RunData, which opens the data of a run, and Session, which prepares the device and makes
+// the model. Commands that run a model use both. They check the config before the command writes to
+// the run folder.
 #pragma once
 
 #include <functional>
@@ -111,7 +112,7 @@ struct Session {
 };
 
 /// Gives this process all parameters of the model until destroyed, even the parameters that
-/// dist.shard and dist.pipeline divide. This call is a collective.
+/// dist.shard and dist.pipeline divide. The constructor is a collective.
 class CompleteParameters {
  public:
   explicit CompleteParameters(const Session& session)

@@ -50,7 +50,7 @@ struct SoftwareModel {
               "causal mask are computed",
               one_of({"unfused", "flash1", "flash2", "flash3"}))
   LATHE_FIELD(double, elementwise_passes, 1.0,
-              "memory traffic of norms, activations and residual sums, in passes of fused kernels",
+              "memory traffic of norms, activations and residual sums, over that of fused kernels",
               between(0.1, 100))
   LATHE_FIELD(double, logit_bytes, 16.0,
               "memory traffic of the loss for each logit, forward and backward, bytes",
@@ -115,7 +115,7 @@ struct SimulatorConstants {
   LATHE_FIELD(double, collective_us, 8.4, "time to start a collective, microseconds",
               between(0, 1e5))
   LATHE_FIELD(double, contention, 0.3,
-              "share of the time of hidden communication by which it slows other kernels",
+              "time by which hidden communication slows other kernels, over its own time",
               between(0, 1))
   LATHE_FIELD(double, reserved_gb, 3.0,
               "memory of a GPU that the driver and communication libraries take, 1e9 bytes",

@@ -15,9 +15,9 @@ namespace lathe {
 /// layer from its inputs.
 enum class Recompute { none, selective, full };
 
-/// Holds the degrees of parallelism, whose product is the number of GPUs. GPUs are numbered with
-/// tensor parallelism innermost, followed by context, data and pipeline parallelism (Narayanan et
-/// al. 2021).
+/// Holds the degrees of parallelism and the options of a layout. The product of `data`, `tensor`,
+/// `context` and `pipeline` is the number of GPUs. GPUs are numbered with tensor parallelism
+/// innermost, followed by context, data and pipeline parallelism (Narayanan et al. 2021).
 struct ParallelLayout {
   int64_t data = 1;            ///< replicas, each with a share of the batch
   int64_t shard = 0;           ///< stage of ZeRO among the replicas, 0 to 3
@@ -53,8 +53,9 @@ struct LayoutRequest {
 /// micro and recompute. Throws Exit::usage for an unknown or repeated key and for a value that is
 /// not allowed.
 LayoutRequest parse_layout(const std::string& text);
-/// Sets absent degrees to 1, and an absent `data` to `gpus` divided by the product of the other
-/// degrees. Throws Exit::usage if the product of all degrees is not `gpus`.
+/// Sets `tensor`, `context` and `pipeline` to 1 if they are absent. If `data` is absent, sets it to
+/// `gpus` divided by the product of these three degrees. Throws Exit::usage if the product of the
+/// four degrees is not `gpus`.
 void complete_degrees(LayoutRequest& request, int64_t gpus);
 
 /// Returns the reason why a model can't be divided according to a layout, as one sentence; empty if

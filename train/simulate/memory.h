@@ -14,7 +14,8 @@ struct GpuMemory {
   double activations = 0;  ///< activations that are kept for the backward pass, and activations of
                            ///< a recomputed layer
   double logits = 0;       ///< logits, with their gradient and float32 copy
-  double gathered = 0;     ///< layers that ZeRO 3 gathers, with their gradient
+  double gathered = 0;     ///< ZeRO 3: the layers that are gathered, and the gradient of one layer;
+                           ///< ZeRO 2: the gradient of one layer that is exchanged
   double reserved = 0;     ///< memory that the driver and libraries reserve, or that is lost to
                            ///< fragmentation
   /// Returns the sum of all categories.

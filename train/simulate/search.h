@@ -37,8 +37,8 @@ struct LayoutSearch {
 /// recomputation. Unless the request gives them, the tensor degree is at most twice the GPUs of a
 /// node, and the context degree is at most 64. Returns at most `most` layouts that fit, at most
 /// `most` that do not fit, and at most `most` reasons why layouts do not work. Of each division
-/// into data, tensor, context and pipeline parallelism, returns only the fastest layout that fits.
-/// If none fits, returns the layout that needs the least memory.
+/// into data, tensor, context and pipeline parallelism, returns only the fastest layout that fits,
+/// or the layout that needs the least memory if no layout of this division fits.
 LayoutSearch search_layouts(const ClusterModel& cluster, const StepWorkload& step,
                             const LayoutRequest& request, size_t most);
 

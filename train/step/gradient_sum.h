@@ -22,7 +22,8 @@ inline at::Tensor add_gradients(at::Tensor earlier, const at::Tensor& later) {
 /// Adds up the gradients of a step's micro-batches. The backward passes of a pair of micro-batches
 /// add to the parameters' gradients, which gives the sum of the pair. Before the next pair begins,
 /// begin() moves that sum into a TreeSum. A step of two micro-batches therefore needs no additional
-/// memory, and a step of n micro-batches needs at most log2(n) - 1 copies of the gradients.
+/// memory, and a step of n > 1 micro-batches needs at most ceil(log2(n)) - 1 copies of the
+/// gradients.
 class GradientSum {
  public:
   /// `parameters` must outlive this object. If `in_sequence` is true (train.sum_order),

@@ -33,7 +33,7 @@ std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t 
 
 /// Holds the parameters of run_stage().
 struct StageStep {
-  const std::function<Batch()>& next;  ///< returns the micro-batches in their order
+  const std::function<Batch()>& next;  ///< each call returns the next micro-batch
   int64_t step = 0;                    ///< number of the step, counted from 0
   double divisor = 1;                  ///< the number of targets in the step
   BatchPlan plan;
@@ -42,10 +42,10 @@ struct StageStep {
   std::function<void(int64_t n, int part, const std::function<void()>& backward)> around_backward;
 };
 
-/// Runs the passes of a step's micro-batches on this stage, and adds to the gradients of the
-/// stage's parameters. Returns the losses, which are the same on all stages. Adds the seconds for
-/// which this stage waited for other stages to `waited`. Throws Exit::usage if the model does not
-/// run its blocks exactly once in each forward pass.
+/// Runs the passes of a step's micro-batches on this stage, and accumulates the gradients of the
+/// stage's parameters. Returns the losses, which are the same on all stages. Increases `waited` by
+/// the seconds for which this stage waited for other stages. Throws Exit::usage if the model does
+/// not run its blocks exactly once in each forward pass.
 std::vector<at::Tensor> run_stage(Session& session, const StageStep& step, double& waited);
 
 }  // namespace lathe

@@ -17,8 +17,8 @@ class DeferRunningStatistics : public ModeGuard {
  public:
   /// `plan`: which of the step's micro-batches this process computes.
   explicit DeferRunningStatistics(const BatchPlan& plan);
-  /// Updates the running statistics. Call it once all micro-batches of this process are done. This
-  /// call is a collective.
+  /// Updates the running statistics. Call this function after all micro-batches of this process.
+  /// This call is a collective.
   void apply();
 
  private:

@@ -78,11 +78,15 @@ void refuse_grid(const LoadedConfig& loaded, const GridSizes& sizes, int64_t all
 /// Returns text for an error message that names values of train.grad_accum and train.batch_size.
 /// With these values, the processes divide the same global batch, with as few additional
 /// micro-batches as possible. Returns "" if there are no such values.
-std::string same_global_batch(const TrainConfig& c, int64_t processes) {
+std::string same_global_batch(const RunConfig& config, int64_t processes) {
+  const TrainConfig& c = config.train;
   const int64_t global = c.grad_accum * c.batch_size;
-  const int64_t first = (c.grad_accum + processes - 1) / processes * processes,
-                last = std::min(global, first + 1'000'000 * processes);  // takes a second at most
-  for (int64_t accum = first; accum <= last; accum += processes) {
+  // With dist.virtual_stages, the stages must divide the micro-batches of each process.
+  const bool takes_turns = config.dist.pipeline > 1 && config.dist.virtual_stages > 1;
+  const int64_t step = processes * (takes_turns ? config.dist.pipeline : 1);
+  const int64_t first = (c.grad_accum + step - 1) / step * step,
+                last = std::min(global, first + 1'000'000 * step);  // takes a second at most
+  for (int64_t accum = first; accum <= last; accum += step) {
     if (global % accum == 0) {
       return str(", or set train.grad_accum = ", accum, " and train.batch_size = ", global / accum,
                  ", which is the same global batch");
@@ -139,8 +143,9 @@ void check_process_count(const LoadedConfig& loaded, int64_t all) {
 
   fail(Exit::usage, origin_of(loaded, "train.grad_accum"), ": the ", c.grad_accum,
        " micro-batches of a step (train.grad_accum) can't be divided equally among ", processes,
-       replica > 1 ? str(" groups of ", replica) : "", " processes; start ", alternatives(counts),
-       same_global_batch(c, processes));
+       replica > 1 ? str(" groups of ", replica) : "", " processes; ",
+       counts.empty() ? "change train.grad_accum" : "start " + alternatives(counts),
+       same_global_batch(loaded.config, processes));
 }
 
 void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes) {

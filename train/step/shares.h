@@ -10,10 +10,11 @@
 namespace lathe {
 
 /// Throws Exit::usage unless the size of a replica (replica_of()) divides `processes`, and the
-/// quotient, the number of data ranks, divides train.grad_accum. The error names numbers of
-/// processes that work and, if there are any, values of keys that keep the global batch. Also
-/// throws for train.sum_order = "sequence" with several data ranks or with dist.context above 1,
-/// and for keys that dist.pipeline, dist.context or dist.virtual_stages excludes.
+/// quotient, the number of batch groups (dist/world.h), divides train.grad_accum. The error names
+/// numbers of processes that work and, if there are any, values of keys that keep the global batch.
+/// Also throws for train.sum_order = "sequence" with several batch groups or with dist.context
+/// above 1, for memory.update_in_backward unless each batch group has one micro-batch, and for
+/// settings that dist.pipeline or dist.virtual_stages excludes.
 void check_process_count(const LoadedConfig& loaded, int64_t processes);
 
 /// Throws Exit::usage if the processes can't divide the layers of this model (dist.tensor). The
@@ -27,7 +28,8 @@ void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes);
 /// Returns the sizes of the grid of processes that compute a micro-batch together: dist.pipeline,
 /// dist.context and dist.tensor. In a single process, each size is 1.
 GridSizes replica_of(const RunConfig& config, int64_t processes);
-/// Returns whether `processes` processes can divide the micro-batches of a step equally.
+/// Returns whether `processes` processes can divide the micro-batches of a step equally, and as
+/// memory.update_in_backward and dist.virtual_stages require.
 bool can_divide_micro_batches(const RunConfig& config, int64_t processes);
 
 /// Returns the checksum of Lathe's library file. Processes compare the checksum to detect that they

@@ -34,10 +34,10 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state,
                          const Retention& keep, std::optional<at::ScalarType> dtype = std::nullopt);
 
 /// Writes the files of a checkpoint durably into a temporary folder, which is renamed to `target`
-/// when it is complete. On failure, throws FileError and removes what it wrote, as far as possible.
-/// If `batches` is not empty, also writes batches.safetensors. If the snapshot is divided, all
-/// ranks must call this function, as they do with store_checkpoint(), and only rank 0 writes
-/// `batches`.
+/// when it is complete. If a file can't be written, throws FileError and removes the temporary
+/// folder, as far as possible. If `batches` is not empty, also writes batches.safetensors. If the
+/// snapshot is divided, all ranks must call this function, as they do with store_checkpoint(), and
+/// only rank 0 writes `batches`.
 void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot,
                       const std::vector<TensorEntry>& batches = {});
 
@@ -66,7 +66,7 @@ class SavedParameters {
   /// optimizer.safetensors; otherwise, the values in model.safetensors.
   enum class Values : uint8_t { of_model, for_training };
 
-  /// Opens the files. Throws Exit::checkpoint if the model file has another number of tensors.
+  /// Opens the files. Throws Exit::checkpoint if the model file does not have `count` tensors.
   SavedParameters(const fs::path& checkpoint, size_t count, Values values = Values::of_model);
   /// Copies the saved values into a parameter or buffer. If the parameter is cut, copies this
   /// process's part of the values (autograd/tensor_cut.h). Throws Exit::checkpoint if the file has

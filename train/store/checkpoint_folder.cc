@@ -88,7 +88,7 @@ int64_t step_of(const fs::path& checkpoint) {
   try {
     return read_state(checkpoint).step;
   } catch (const Error&) {
-    const std::string name = checkpoint.filename().string();
+    const std::string name = checkpoint_name_of(checkpoint);
     return std::atoll(name.c_str() + std::min(name.size(), std::string("step-").size()));
   }
 }

@@ -81,7 +81,7 @@ void Curves::add(const Json& line, const std::string& where) {
       }
     } else if (key == "ranks" && value.is_array()) {
       for (size_t rank = 0; rank < value.size(); ++rank) {
-        for (const char* metric : {"busy_ms", "wait_ms", "memory_bytes"}) {
+        for (const char* metric : {"busy_ms", "wait_ms", "memory_bytes", "sent_bytes"}) {
           if (value[rank].is_object() && value[rank].contains(metric))
             put(str("ranks/", metric, "/", rank), value[rank][metric]);
         }

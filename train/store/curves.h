@@ -34,13 +34,13 @@ class Curves {
   /// folder has neither metrics.jsonl nor config.toml.
   explicit Curves(const fs::path& run);
   /// Reads the complete lines that were added since the last call. If a resumed run has truncated
-  /// the file since then, reads the file again from its start. Returns whether anything changed. If
-  /// Lathe did not write a line, throws Exit::io with the line's number.
+  /// the file since then, reads the file again from its start. Returns whether anything changed.
+  /// Throws Exit::io with the line's number for a malformed line.
   bool read();
 
   /// The series by the keys of metrics.jsonl. Statistics of layers have the keys
-  /// "layers/STATISTIC/LAYER", statistics of processes "ranks/STATISTIC/RANK", and categories of
-  /// memory "memory/NAME".
+  /// "layers/STATISTIC/LAYER", statistics of processes "ranks/STATISTIC/RANK", and
+  /// categories of memory "memory/NAME".
   std::map<std::string, Series> series;
   /// Describes a key of the config that changed when the run was resumed after `step`.
   struct Change {
@@ -89,8 +89,8 @@ struct RunSummary {
 /// Reads the end of metrics.jsonl and the newest checkpoint's state. A run counts as running while
 /// a process of this machine holds its lock. A run on a shared file system may also be training on
 /// another machine. Therefore, a run that has neither finished nor diverged also counts as running
-/// if the last line of metrics.jsonl is less than a minute old and belongs to a step after the
-/// newest checkpoint.
+/// if the last line of metrics.jsonl is less than a minute old, and belongs to a step after the
+/// newest checkpoint and before the last step of the run.
 RunSummary summarize(const fs::path& run);
 /// Receives a sentence about a folder or run that can't be read.
 using ReportUnreadable = std::function<void(const std::string& why)>;

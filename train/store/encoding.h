@@ -11,8 +11,9 @@ namespace lathe {
 ExampleEncoding encoding_of(const fs::path& run, const RunState& state, const RunConfig& config);
 
 /// Compares the examples in `folder`, whose encoding is `theirs`, with the examples that a model
-/// was trained on, whose encoding is `ours`. Throws Exit::data if classes or input columns differ.
-/// Sizes must be equal; statistics may differ. The message ends with `remedy`.
+/// was trained on, whose encoding is `ours`. Throws Exit::data if the names of classes or of input
+/// columns differ. Names of columns are compared only if both encodings have them. The caller must
+/// ensure that sizes are equal; statistics may differ. The message ends with `remedy`.
 void check_compatible_encoding(const ExampleEncoding& ours, const ExampleEncoding& theirs,
                                const std::string& folder, const char* remedy);
 

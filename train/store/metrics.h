@@ -1,7 +1,8 @@
-// Declares the metrics that a run writes while it trains: the interface of sinks, and one sink,
-// metrics.jsonl. That sink writes one JSON object for each logged step, {step, val_loss, ...}
-// objects for evaluations, and {step, changed} objects when a run resumes with another config. The
-// table of sinks is in train/store/sinks.cc.
+// Declares the metrics that a run writes while it trains, the interface of sinks, which receive the
+// metrics, and the sink that writes metrics.jsonl. metrics.jsonl has one JSON object for each
+// logged step, a {step, val_loss, ...} object for each evaluation, and a {step, changed} object for
+// each time that the run resumed with another config. The table of sinks is in
+// train/store/sinks.cc.
 //
 // A sink that writes a file of steps uses a ResumableFile, whose length each checkpoint stores
 // (metrics_bytes, sink_bytes), so that the file has each step once, even if the run was killed and

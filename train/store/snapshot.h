@@ -42,10 +42,10 @@ struct Snapshot {
   int64_t bytes() const;
 };
 /// Returns a view of the state. In model.safetensors, tensors of two or more dimensions have
-/// `dtype`, or their own dtype if `dtype` is nullopt. If `dtype` is not the dtype of a parameter,
-/// optimizer.safetensors also holds the parameter unchanged, so that a run resumes exactly. The
-/// view shares the memory of tensors on the CPU, so write it before anything changes them. This
-/// call is a collective if divides_state().
+/// `dtype`, or their own dtype if `dtype` is nullopt. If `dtype` is not the dtype of such a tensor,
+/// optimizer.safetensors also holds the tensor unchanged, so that a run resumes exactly. The view
+/// shares the memory of tensors on the CPU, so write it before anything changes them. This call is
+/// a collective if divides_state().
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype);
 /// Returns the state for a save in the background. Parameters and optimizer state on the CPU become

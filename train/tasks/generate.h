@@ -36,9 +36,8 @@ struct GeneratedToken {
 
 /// Continues each of `texts`, none of which is empty, and returns the new tokens of each text.
 /// `on_token`, if given, receives each token as it is generated; if it returns false, the text ends
-/// after that token. Token i of text j depends only on the seed, i, j and the text before the
-/// token. It does not depend on other texts or on the cache. If Lathe's kernels run in float32,
-/// this holds bit for bit (docs/internals/kernels.md).
+/// after that token. The draw for token i of text j depends only on the seed, i and j. Other texts
+/// and the cache change at most the rounding of logits; TextBatch states when they change no bit.
 std::vector<std::vector<int64_t>> generate(
     const Model& model, std::vector<std::vector<int64_t>> texts, const GenerateOptions& writing,
     const std::function<bool(const GeneratedToken&)>& on_token = nullptr);

@@ -37,8 +37,9 @@ struct TextScore {
 };
 /// Returns the loss of a text. If the text contains names of special tokens, they are encoded as
 /// ordinary text. If there is a text_begin_token(), it is put before the text, and every token of
-/// the text is scored; otherwise, the first token is not scored. Windows have `context` tokens and
-/// begin `stride` tokens apart; each token is scored once, in the first window that contains it.
+/// the text is scored; otherwise, the first token is not scored. Windows have `context` tokens (the
+/// last window may have fewer), and begin `stride` tokens apart. Each token is scored once, in the
+/// first window that contains it.
 /// Throws Exit::diverged if a loss is not finite.
 TextScore score_text(const Scoring& scoring, std::string_view text);
 

@@ -79,9 +79,9 @@ void check_base(const fs::path& base, const RunConfig& config, const std::string
 /// adapters and its checkpoint has a file for each process, instead writes the same state with
 /// complete tensors, so that the new run can be resumed. Returns the new checkpoint. `out` is
 /// created completely or not at all. Throws Exit::usage if `out` is not empty, if the run has
-/// nothing to merge, or if it has no averages. Throws Exit::busy if another process is writing
-/// `out`. `stop` is called before each layer or tensor; if it returns true, the merge ends with
-/// Exit::stopped.
+/// nothing to merge, or if `average` is true and the run keeps no averages of adapters. Throws
+/// Exit::busy if another process is writing `out`. `stop` is called before each layer or tensor; if
+/// it returns true, the merge ends with Exit::stopped.
 fs::path merge(const fs::path& run, const fs::path& out, bool average,
                const StopAsked& stop = nullptr);
 

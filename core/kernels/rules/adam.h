@@ -23,10 +23,10 @@ struct AdamRule : RuleDefaults {
                                  const StepControl& s) {
     c.lr = static_cast<T>(r.lr * a.lr_scale / s.correction1);
   }
+  // AdamW: p -= lr wd p
   // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-  // amsgrad: x = max(x, v), and x replaces v from here on
-  // AdamW: p -= lr wd p first
-  // p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
+  // p -= lr / (1 - beta1^t) m / (sqrt(x / (1 - beta2^t)) + eps)
+  // AMSGrad: x = max(x, v); otherwise x = v
   template <class T>
   LATHE_BOTH static T element(T p, T g, T* s0, T* s1, [[maybe_unused]] T* s2,
                               const Coefficients<T>& c) {

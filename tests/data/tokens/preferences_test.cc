@@ -85,6 +85,8 @@ TEST_CASE("both answers of a pair are learned after the same prompt", "[preferen
         str("{\"prompt\": \"Hi\", \"chosen\": [", yes, "], \"rejected\": [", no, "]}"),
         str("{\"prompt\": \"Hi\", \"chosen\": [", hi, ", ", yes, "], \"rejected\": [", hi, ", ", no,
             "]}"),
+        str("{\"prompt\": [", hi, "], \"chosen\": [", hi, ", ", yes, "], \"rejected\": [", hi, ", ",
+            no, "]}"),
         str("{\"chosen\": [", hi, ", ", yes, "], \"rejected\": [", hi, ", ", no, "]}")}) {
     INFO(line);
     CHECK(rows_text(pairs_of(f, line, chat_tokens())) == expected);

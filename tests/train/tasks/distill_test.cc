@@ -119,6 +119,22 @@ TEST_CASE("a student approaches its teacher, and its run resumes exactly", "[dis
           {"distill.teacher", "lower model.block_size"});
   refused({"train", "tiny.toml", "--train.out_dir=new", "--distill.mix=0.7"}, Exit::usage,
           {"distill.mix"});
+  write_file(
+      f / "rnn.toml",
+      "[model]\nkind = \"rnn\"\nn_layer = 1\nn_hidden = 8\nn_embd = 8\n[data]\ndir = \"data\"\n"
+      "[train]\nsteps = 1\nbatch_size = 1\neval_interval = 0\n");
+  ran({"train", "rnn.toml", "--train.out_dir=recurrent"});
+  refused(student("new", {"--distill.teacher=recurrent", "--data.documents=separate"}), Exit::usage,
+          {"distill.teacher", "kind rnn", "data.documents"});
+  write_file(f / "points.csv", "1,2,0\n2,1,1\n3,2,0\n");
+  ran({"prepare", "points.csv", "--out", "points", "--val", "0"});
+  write_file(
+      f / "mlp.toml",
+      "[model]\nkind = \"mlp\"\n[data]\ndir = \"points\"\n[train]\nsteps = 1\nbatch_size = 1\n"
+      "eval_interval = 0\n");
+  ran({"train", "mlp.toml", "--train.out_dir=classifier"});
+  refused(student("new", {"--distill.teacher=classifier"}), Exit::usage,
+          {"distill.teacher", "kind mlp"});
   CHECK(!fs::exists(f / "new"));
 
   // A teacher that was trained further counts as a different teacher.
