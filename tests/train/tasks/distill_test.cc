@@ -124,7 +124,9 @@ TEST_CASE("a student approaches its teacher, and its run resumes exactly", "[dis
       "[model]\nkind = \"rnn\"\nn_layer = 1\nn_hidden = 8\nn_embd = 8\n[data]\ndir = \"data\"\n"
       "[train]\nsteps = 1\nbatch_size = 1\neval_interval = 0\n");
   ran({"train", "rnn.toml", "--train.out_dir=recurrent"});
-  refused(student("new", {"--distill.teacher=recurrent", "--data.documents=separate"}), Exit::usage,
+  refused(student("new", {"--distill.teacher=recurrent", "--data.documents=separate",
+                          "--data.document_end=0"}),
+          Exit::usage,
           {"distill.teacher", "kind rnn", "data.documents"});
   write_file(f / "points.csv", "1,2,0\n2,1,1\n3,2,0\n");
   ran({"prepare", "points.csv", "--out", "points", "--val", "0"});
