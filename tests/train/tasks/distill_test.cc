@@ -126,8 +126,7 @@ TEST_CASE("a student approaches its teacher, and its run resumes exactly", "[dis
   ran({"train", "rnn.toml", "--train.out_dir=recurrent"});
   refused(student("new", {"--distill.teacher=recurrent", "--data.documents=separate",
                           "--data.document_end=0"}),
-          Exit::usage,
-          {"distill.teacher", "kind rnn", "data.documents"});
+          Exit::usage, {"distill.teacher", "kind rnn", "data.documents"});
   write_file(f / "points.csv", "1,2,0\n2,1,1\n3,2,0\n");
   ran({"prepare", "points.csv", "--out", "points", "--val", "0"});
   write_file(
