@@ -166,9 +166,7 @@ Variable operator+(const Variable& a, const Variable& b) { return add(a, b); }
 Variable operator-(const Variable& a, const Variable& b) { return sub(a, b); }
 Variable operator*(const Variable& a, const Variable& b) { return mul(a, b); }
 Variable operator/(const Variable& a, const Variable& b) { return div(a, b); }
-Variable operator-(const Variable& a) {
-  return c10::isIntegralType(a.dtype(), /*includeBool=*/false) ? -1 * a : neg(a);
-}
+Variable operator-(const Variable& a) { return neg(a); }
 
 namespace detail {
 namespace {

@@ -325,7 +325,7 @@ Variable mul(const Variable& a, const Variable& b) { return apply(Mul{}, a, b); 
 Variable div(const Variable& a, const Variable& b) { return apply(Div{}, a, b); }
 Variable add_scalar(const Variable& x, double c) { return apply(AddScalar{c}, x); }
 Variable mul_scalar(const Variable& x, double c) { return apply(MulScalar{c}, x); }
-Variable neg(const Variable& x) { return mul_scalar(x, -1); }
+Variable neg(const Variable& x) { return x * -1; }
 Variable exp(const Variable& x) { return apply(Exp{}, x); }
 Variable log(const Variable& x) { return apply(Log{}, x); }
 Variable sqrt(const Variable& x) { return apply(Sqrt{}, x); }

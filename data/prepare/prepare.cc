@@ -16,19 +16,16 @@
 namespace lathe {
 
 std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs, const fs::path& out) {
-  const fs::path excluded = out.empty() ? fs::path() : fs::weakly_canonical(out);
-  const auto is_excluded = [&](const fs::path& file) {
-    const fs::path whole = fs::weakly_canonical(file);
-    return !excluded.empty() &&
-           std::mismatch(excluded.begin(), excluded.end(), whole.begin(), whole.end()).first ==
-               excluded.end();
-  };
   std::vector<fs::path> files;
   for (const auto& in : inputs) {
     if (fs::is_directory(in)) {
       std::vector<fs::path> found;
-      for (const auto& entry : fs::recursive_directory_iterator(in)) {
-        if (entry.is_regular_file() && !is_excluded(entry.path())) found.push_back(entry.path());
+      for (fs::recursive_directory_iterator entry(in); entry != fs::end(entry); ++entry) {
+        std::error_code missing;
+        if (entry->is_directory() && fs::equivalent(entry->path(), out, missing))
+          entry.disable_recursion_pending();
+        else if (entry->is_regular_file())
+          found.push_back(entry->path());
       }
       std::sort(found.begin(), found.end());
       files.insert(files.end(), found.begin(), found.end());

@@ -12,7 +12,8 @@
 namespace lathe {
 
 /// Replaces each folder in `inputs` by its regular files, recursively, in the order of their paths;
-/// returns all files. Leaves out the files in the folder `out`, to which the data is written.
+/// returns all files. Leaves out `out`, the folder to which the data is written, if
+/// an input contains it.
 std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs,
                                     const fs::path& out = {});
 

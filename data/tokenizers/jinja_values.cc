@@ -67,20 +67,15 @@ std::string trimmed(const std::string& text, bool left, bool right) {
       "\xE2\x80\x87", "\xE2\x80\x88", "\xE2\x80\x89", "\xE2\x80\x8A", "\xE2\x80\xA8",
       "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"};
   std::string_view rest = text;
-  const auto removes = [&](bool at_begin) {
-    for (const std::string_view space : spaces) {
-      if (at_begin ? !rest.starts_with(space) : !rest.ends_with(space)) continue;
-      if (at_begin)
-        rest.remove_prefix(space.size());
-      else
-        rest.remove_suffix(space.size());
-      return true;
-    }
-    return false;
-  };
-  while (left && removes(true)) {
+  while (left) {
+    const auto space = std::ranges::find_if(spaces, [&](auto s) { return rest.starts_with(s); });
+    if (space == spaces.end()) break;
+    rest.remove_prefix(space->size());
   }
-  while (right && removes(false)) {
+  while (right) {
+    const auto space = std::ranges::find_if(spaces, [&](auto s) { return rest.ends_with(s); });
+    if (space == spaces.end()) break;
+    rest.remove_suffix(space->size());
   }
   return std::string(rest);
 }

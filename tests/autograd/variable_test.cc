@@ -220,6 +220,7 @@ TEST_CASE("integers stay integers in arithmetic and comparisons with integers", 
   check(2 - x, at::rsub(t, 2));
   check(x * 3, t * 3);
   check(-x, -t);
+  check(neg(x), -t);
   check(x / 2, t / 2);
   check(x * 0.5, t * 0.5);
   check(Variable(t.to(at::kInt)) + 1, t.to(at::kInt) + 1);

@@ -258,16 +258,14 @@ void check_all_layers_are_called(M& model, const std::set<std::string>& joined) 
 TEST_CASE("hooks of every layer of a GPT and of a Llama are called", "[module_hooks]") {
   GPT gpt({.n_layer = 2, .n_head = 2, .n_embd = 8, .block_size = 4, .vocab_size = 5});
   check_all_layers_are_called(gpt, {"positions", "up"});
-  LlamaConfig config;
-  config.n_layer = 2;
-  config.n_head = 2;
-  config.n_kv_head = 1;
-  config.n_embd = 8;
-  config.block_size = 4;
-  config.vocab_size = 5;
-  config.tie_weights = false;
-  config.qk_norm = true;
-  Llama llama(config);
+  Llama llama({.n_layer = 2,
+               .n_head = 2,
+               .n_kv_head = 1,
+               .n_embd = 8,
+               .block_size = 4,
+               .vocab_size = 5,
+               .qk_norm = true,
+               .tie_weights = false});
   check_all_layers_are_called(llama, {"q", "k", "v", "gate", "up", "head"});
 }
 

@@ -54,9 +54,9 @@ bool is_documents(const Arguments& arguments) {
   return false;
 }
 
-/// Returns whether some of the files are texts and not JSON Lines. Throws Exit::usage for a flag
-/// that would have no effect, because it applies to none of the files.
-bool has_texts(const Arguments& arguments, const DocumentSource& source) {
+/// Throws Exit::usage for a flag that would have no effect, because it applies to none of the
+/// files.
+void check_file_flags(const Arguments& arguments, const DocumentSource& source) {
   const bool texts = std::ranges::any_of(
       source.files, [&](const std::string& file) { return !is_jsonl(source, file); });
   check_field_is_used(arguments, source);
@@ -74,7 +74,6 @@ bool has_texts(const Arguments& arguments, const DocumentSource& source) {
     fail(Exit::usage,
          "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are "
          "refused");
-  return texts;
 }
 
 /// Returns the inputs as documents, with the options that choose how they are read.
@@ -95,7 +94,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   o.source = document_source(arguments);
   const bool preferences = o.source.format == "preferences",
              instructions = o.source.format == "instructions";
-  has_texts(arguments, o.source);
+  check_file_flags(arguments, o.source);
 
   // Collecting a vocabulary of characters takes a separate pass, but standard input can be read
   // only once.
@@ -382,7 +381,7 @@ Exit prepare_mixture(const Arguments& arguments) {
   check_mixture(parts, "command line: --source", Exit::usage);
   Arguments together = arguments;
   together.positionals = paths;
-  has_texts(together, document_source(together));
+  check_file_flags(together, document_source(together));
 
   const ClaimedFolder claim(out, "`lathe prepare`");
   prepare_sources(arguments, out, parts, paths);

@@ -29,6 +29,8 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
   else
     session_.begin(loaded);
 
+  // An evaluation that was interrupted is not due if the run no longer evaluates.
+  if (session_.config.train.eval_interval == 0) state_.eval_due = false;
   // Once the run has a checkpoint, "never" would keep its own config from resuming it.
   if (session_.config.checkpoint.resume == "never") session_.config.checkpoint.resume = "auto";
   // Checkpoints record the settings and the hardware that this process trains with.
@@ -86,8 +88,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
   // An evaluation that was interrupted runs first, so that metrics.jsonl has the same lines as in
   // an uninterrupted run.
-  if (restored_.checkpoint.empty() || c.train.eval_interval == 0)
-    state_.eval_due = c.train.eval_interval > 0;
+  if (restored_.checkpoint.empty()) state_.eval_due = c.train.eval_interval > 0;
   const bool eval_was_due = state_.eval_due, was_due = eval_was_due || state_.sample_due;
   if (state_.eval_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
   if (state_.sample_due) {

@@ -26,10 +26,7 @@ class Run {
 
   const Session& session() const { return session_; }
   /// Returns whether no step, evaluation or sample is left to do.
-  bool is_finished() const {
-    const bool evaluates = session_.config.train.eval_interval > 0;
-    return is_trained() && !(state_.eval_due && evaluates) && !state_.sample_due;
-  }
+  bool is_finished() const { return is_trained() && !state_.eval_due && !state_.sample_due; }
   /// Logs that the run is finished, and returns Exit::done. Changes nothing in the run folder,
   /// except that it removes what an interrupted save left.
   Exit report_already_finished() const;

@@ -296,6 +296,9 @@ TEST_CASE("a preparation into a folder within its input reads only the input", "
   CHECK(expand_inputs({(f / "in").string()}, f / "in/out") ==
         std::vector<fs::path>{f / "in/a.txt", f / "in/more/b.txt", f / "in/outside.txt"});
   CHECK(expand_inputs({(f / "in").string()}).size() == 4);
+  // An input may be inside the folder to which the data is written.
+  CHECK(expand_inputs({(f / "in/more").string()}, f / "in") ==
+        std::vector<fs::path>{f / "in/more/b.txt"});
 }
 
 TEST_CASE("a user's file in the folder of an interrupted preparation is not deleted", "[prepare]") {
