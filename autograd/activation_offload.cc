@@ -255,7 +255,7 @@ at::Tensor DiskOffloader::restore(const std::shared_ptr<StoredActivation>& store
                              (stored->is_in_window && stored->memory._version() != stored->version);
     LATHE_CHECK(!has_changed,
                 "a tensor saved for backward, which is offloaded to the disk, was changed in place "
-                "since");
+                "after it was saved");
   }
   if (!stored->memory.defined()) read(stored);
   read_ahead(stored->number);

@@ -155,8 +155,8 @@ int ChainFormula::add_like(const ChainValue& value, const std::array<int, 3>& fr
 }
 
 /// Adds the gradients of the operands of value y, given the gradient dy of y, by the formulas of
-/// ops/elementwise.cc and ops/math.cc. Returns the index of each operand's gradient, or -1 if the
-/// operand has no gradient.
+/// ops/elementwise.cc, ops/math.cc and ops/reduce.cc. Returns the index of each operand's gradient,
+/// or -1 if the operand has no gradient.
 std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy) {
   const auto [a, b, c] = v.from;
   const auto needs = [&](int value) { return value >= 0 && (*this)[value].needs_grad; };

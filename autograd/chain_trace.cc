@@ -286,7 +286,7 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
   const bool one_per_row = gives_one_per_row(inputs, form.mask);
   update_row_use(op, one_per_row);
 
-  // Whether ATen's gelu() computes the op.
+  // `is_gelu` is true if ATen's gelu() computes the op.
   const bool is_gelu = op == ChainOp::gelu || op == ChainOp::gelu_exact;
   // ATen divides a tensor with one element per row among threads differently than a chain does.
   if (is_gelu && one_per_row) detail::abandon_chain();

@@ -121,9 +121,9 @@ class DeferredTrace final : public ChainTrace {
   static constexpr int none = -1;
 
   /// Divides the ops into parts, one for each stored value. The part of a value is the value itself
-  /// if it is stored, and otherwise the only stored value that depends on it. The part is `none`
-  /// for inputs, and for values on which no stored value depends. Also marks as stored every value
-  /// that several parts need.
+  /// if it is stored. Otherwise, it is the only stored value that depends on the value directly or
+  /// through values that are not stored. The part is `none` for inputs, and for values on which no
+  /// stored value depends. Also marks as stored every value that several parts need.
   void divide();
   /// Returns whether each input gets its gradients in the same order as if the ops ran one by one.
   bool keeps_order() const;

@@ -145,7 +145,7 @@ class Parser {
       // A 1 adds no axis: its group stays empty, which is a dim of size 1.
       if (word == "1") return std::nullopt;
       check(kind_ == Kind::reduce ? is_left : kind_ == Kind::repeat && !is_left, "axis ", word,
-            " has no name; only reduce accepts a number on the left, and repeat on the right");
+            " has no name; only reduce accepts a number on the left, and only repeat on the right");
       recipe_.axes.push_back({word, std::stoll(word)});
       seen.push_back(recipe_.axes.size() - 1);
       return seen.back();

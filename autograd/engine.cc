@@ -71,9 +71,9 @@ using Captured = std::map<std::pair<Node*, uint32_t>, T>;
 template <class T>
 class Pass final : public GradSlots {
  public:
-  /// If `captured` is not null, the pass stores the gradients of its keys in it, leaves the
-  /// gradients of parameters unchanged, and runs only the nodes between the root and the keys. If
-  /// `captured` is null, parameters accumulate their gradients.
+  /// If `captured` is not null, the pass sets the values of `captured` to the gradients of its
+  /// keys, leaves the gradients of parameters unchanged, and runs only the nodes between the root
+  /// and the keys. If `captured` is null, parameters accumulate their gradients.
   Pass(bool keep, Captured<T>* captured) : keep_(keep), captured_(captured) {}
 
   void run(const Edge& root, T dy) {
@@ -264,8 +264,8 @@ class Pass final : public GradSlots {
     return leaf != nullptr ? leaf->precision.grad_dtype : to.node->outputs[to.output].dtype;
   }
 
-  /// Sums the gradient over broadcast dimensions and casts it, so that it has the shape and dtype
-  /// of the output to which `edge` leads.
+  /// Sums the gradient over broadcast dimensions and casts it, so that it has the shape of the
+  /// output to which `edge` leads, and the dtype that wanted_dtype() returns for the edge.
   void fit(const Edge& edge, T& grad, const Node& from) {
     const Node::Output& to = edge.node->outputs[edge.output];
     const at::Tensor& t = tensor_of(grad);

@@ -71,7 +71,8 @@ at::Tensor fp8_matmul_nt(const Fp8Tensor& a, const Fp8Tensor& b, const at::Tenso
   }
   const at::Tensor left = a.data.to(at::kFloat).contiguous(),
                    right = b.data.to(at::kFloat).contiguous();
-  // Use Lathe's matrix product if possible: the bits of ATen's may depend on the number of threads.
+  // Use Lathe's matrix product if possible: the bits of ATen's matrix product may depend on the
+  // number of threads.
   at::Tensor y = kernel_ready(left) && kernel_ready(right)
                      ? linear_pass(left, right, {}, {}, Activation::none, nullptr)
                      : at::mm(left, right.t());

@@ -24,7 +24,7 @@ struct PinnedStore {
   uint64_t next_number = 0;
   size_t largest = 0;       // bytes of the largest activation so far
   size_t window_bytes = 0;  // bytes of the activations in the window
-  int64_t copied = 0;       // bytes copied to the host so far
+  int64_t copied = 0;       // bytes copied so far, to the host and back
 };
 
 /// The storage of one or more saved tensors. It lives until all nodes have released these tensors.
@@ -195,7 +195,7 @@ at::Tensor PinnedOffloader::restore(PinnedActivation& stored) {
   LATHE_CHECK(
       !stored.has_changed && (!stored.is_in_window || stored.memory._version() == stored.version),
       "a tensor saved for backward, which is offloaded to the host, was changed in place "
-      "since");
+      "after it was saved");
   if (!stored.memory.defined()) read(stored);
   read_ahead(stored.number);
   if (!stored.is_in_window) wait_for_copy(stored);

@@ -72,7 +72,7 @@ std::optional<int64_t> whole_number(const std::string& plain) {
   if (e != std::string::npos &&
       std::from_chars(plain.data() + e + 1, plain.data() + plain.size(), zeros).ec != std::errc())
     return std::nullopt;
-  // Texts are too short to write a whole number of 64 bits with such an exponent.
+  // With a larger exponent, no text of a realistic length equals a 64-bit whole number.
   constexpr int64_t most = int64_t{1} << 40;
   if (zeros < -most || zeros > most) return std::nullopt;
   if (const size_t point = digits.find('.'); point != std::string::npos) {

@@ -214,8 +214,8 @@ void configure_backend(const std::string& device, int threads, bool tf32) {
     const int wanted = pool_threads(threads), startable = startable_threads(wanted);
     if (startable < wanted) {
       fail(Exit::memory, "computing with ", threads, " threads needs ", wanted,
-           " threads in all, but the system allows only ", startable,
-           " more; use fewer (--threads, train.threads or OMP_NUM_THREADS), or raise the limit of "
+           " more threads, but the system allows only ", startable,
+           "; use fewer (--threads, train.threads or OMP_NUM_THREADS), or raise the limit of "
            "processes and threads (ulimit -u, or the container's)");
     }
     started = threads;

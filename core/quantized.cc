@@ -76,7 +76,7 @@ QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double
                                  at::Device device)
     : format_(format), sizes_(t.sizes().vec()), numel_(t.numel()) {
   LATHE_CHECK(t.is_floating_point() && numel_ > 0,
-              "quantized: needs a floating-point tensor with at least one element");
+              "quantized: the tensor must be floating-point and have at least one element");
   const at::Tensor flat = t.reshape(-1);
   // The codes fill complete blocks. The last block is padded with zeros.
   const int64_t whole = up(numel_, block);

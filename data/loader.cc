@@ -76,8 +76,8 @@ void Loader::work(int worker) {
 Batch Loader::next() {
   const int64_t n = next_batch_;
   Slot& slot = slot_of(n);
-  // This waits for the GPU, which copies a batch after the computations of the previous one, so it
-  // does not count as waiting for data.
+  // The GPU copies a batch after the computations of the previous batch. Waiting for this copy does
+  // not count as waiting for data.
   if (n > 0 && slot_of(n - 1).copied) slot_of(n - 1).copied->synchronize();
   const auto begin = Clock::now();
 

@@ -44,9 +44,10 @@ c10::Stream exchange_stream(at::Device gpu) {
 }
 
 /// Returns the sum of `of_ranks` [ranks, n] over the data ranks, and may overwrite `of_ranks`.
-/// `parts`: the number of context ranks. If the number of batch groups is not a power of two, the
-/// ranks that have the same part of the positions are not a subtree of all ranks. The sum over
-/// these ranks is then computed first, separately for each part.
+/// `parts`: the number of context ranks, each of which has one part of the positions. If the number
+/// of ranks with the same part is not a power of two, sum_over_ranks() would add some values of
+/// different parts before it has added all values of one part. In that case, this function first
+/// computes the sum over the ranks of each part.
 at::Tensor sum_of_parts(const at::Tensor& of_ranks, int64_t parts) {
   const int64_t groups = of_ranks.size(0) / parts;
   if (parts == 1 || std::has_single_bit(static_cast<uint64_t>(groups)))
@@ -106,8 +107,8 @@ void GradientExchange::start_with_next_backward() {
   if (world_.data().size > 1 && !is_dry_run()) thread_ = std::thread([this] { work(); });
 }
 
-/// Sends full buckets. All ranks send buckets in the same order, so a full bucket waits for the
-/// buckets before it.
+/// Completes the gradient of parameter i, and marks full buckets as sendable. All ranks send
+/// buckets in the same order, so a full bucket waits for the buckets before it.
 void GradientExchange::complete(size_t i) {
   complete_(i);
   is_complete_[i] = 1;
@@ -330,7 +331,7 @@ void GradientExchange::exchange(const Bucket& bucket) {
   at::Tensor flat = flatten(bucket);
   if (flat.is_cuda()) flat.record_stream(training_stream(device_));
 
-  // Add up this rank's share in the order of the tree.
+  // Receive the values of this rank's share from all ranks, which sum_of_parts() then adds up.
   Group& group = world_.gradients();
   const auto rank = static_cast<size_t>(world_.data().rank);
   const int64_t begin = bucket.cuts[rank], share = bucket.cuts[rank + 1] - begin;

@@ -264,7 +264,7 @@ class HostGroup : public Group {
   }
 };
 
-/// Exchanges GPU tensors by NCCL.
+/// Exchanges GPU tensors by NCCL, except in send() and receive(), which copy them to the CPU.
 class NcclGroup final : public HostGroup {
  public:
   NcclGroup(std::unique_ptr<Group> host, c10::intrusive_ptr<c10d::Backend> group,

@@ -51,8 +51,8 @@ void set_meeting_point(Placement& p, const std::string& host, int port) {
   p.port = has_port ? port : number("MASTER_PORT", 1, 65535, p.launcher.c_str());
 }
 
-/// Returns a port that all tasks of a Slurm job step agree on, and that other jobs are unlikely to
-/// use; 29500 if `job` is null.
+/// Returns a port on which all processes of a job, or of a step of a Slurm job, agree. Other jobs
+/// are unlikely to use this port. Returns 29500 if `job` is null.
 int port_of(const char* job, const char* step) {
   if (job == nullptr) return 29500;
   const auto number_of = [](const char* text) {

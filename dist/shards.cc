@@ -72,7 +72,7 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
     return cut_of(parameters[bucket.parameters[0]].parameter) == nullptr;
   };
 
-  // Elements that each rank owns in the buckets so far, counted separately for each StagePart.
+  // Count the elements that each rank owns in the buckets so far, separately for each StagePart.
   // Parameters that have the same sizes on all tensor ranks are also counted separately, so that
   // their ranges are the same on all of these ranks, as sum_block_gradients() needs
   // (dist/sequence_ranks.h).
@@ -166,7 +166,7 @@ void ShardLayout::cut(Bucket& bucket, std::vector<int64_t>& loads) {
 }
 
 /// Gives each parameter of a bucket to the rank with the least load, and sorts the parameters by
-/// rank. `whole`: the elements of each parameter before it was cut among tensor ranks.
+/// rank. `whole`: the size of each parameter, in elements, before it was cut among tensor ranks.
 void ShardLayout::assign_whole(Bucket& bucket, std::span<const int64_t> whole,
                                std::vector<int64_t>& loads) {
   // Assign the largest parameters first, so that the smaller ones even out the loads.

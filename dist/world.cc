@@ -96,7 +96,7 @@ std::string World::use_gpus(const std::string& backend) {
   if (backend == "nccl" && sharing) {
     fail(Exit::usage, "dist.backend = \"nccl\" needs a GPU for each process, but ranks ",
          sharing->first, " and ", sharing->second,
-         " share one; start as many processes on a machine as it has GPUs, or set it to \"gloo\"");
+         " share one; start at most one process per GPU, or set dist.backend to \"gloo\"");
   }
   if (backend == "nccl" && cuda_api().make_nccl == nullptr) {
     fail(Exit::usage,
@@ -176,8 +176,8 @@ void World::share_cores() {
   lathe::share_cores(static_cast<int>(std::count(all.begin(), all.end(), mine)));
 }
 
-/// Waits until all ranks have stored their numbers of ranks, and returns these texts. Throws
-/// Exit::peer_lost if a rank does not connect in time.
+/// Waits until all ranks have stored the text that meet() makes of WORLD_SIZE and the sizes of the
+/// rank axes, and returns these texts. Throws Exit::peer_lost if a rank does not connect in time.
 std::vector<std::string> World::grids_of_all() const {
   try {
     return store_->get_all(Rendezvous::keys("grid", size()));
@@ -298,7 +298,7 @@ void World::check_same(const std::string& what, const std::string& mine) {
 
 void World::check_same_lines(const std::string& what, const std::string& mine) {
   if (size() == 1) return;
-  // For each key, the first rank that has it, and the line of that rank.
+  // Map each key to the first rank that has the key, and to the line of that rank.
   std::map<std::string, std::pair<int, std::string>> known;
   const std::vector<std::string> all = gather_texts(mine);
   for (int r = 0; r < size(); ++r) {

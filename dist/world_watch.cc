@@ -95,16 +95,16 @@ void World::guarded(const std::function<void()>& f) {
   }
 }
 
-/// Returns a sentence about the rank that was lost; "" if all ranks answer and are in the same
-/// phase of the same step.
+/// Returns a sentence about the rank that was lost; "" if all ranks answer and none of them is
+/// behind this rank.
 std::string World::find_lost_rank() {
   const auto sentence = [&](int r, const Pulse& last, const std::string& what) {
     return str("rank ", r, " of ", size(), " on ", printable_line(last.host), " ", what,
                last_seen(last));
   };
   const auto read = [&] {
-    // All ranks search at the same time, and one store answers them, so each rank must not ask for
-    // every other rank.
+    // Read all reports with one request. All ranks search at the same time, so one request for each
+    // report would overload the store.
     const std::vector<std::string> texts = monitor_->get_all(Rendezvous::keys("pulse", size()));
     return std::vector<Pulse>(texts.begin(), texts.end());
   };

@@ -83,7 +83,7 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
         unfit.push_back(path + " is " + (t.defined() ? describe(t) : "undefined") + " instead of " +
                         describe(place.tensor));
       } else if (values.defined() && !values.is_same(t) && !values.equal(t)) {
-        unfit.push_back(path + " is not " + place.paths[0] + ", to which the model ties it");
+        unfit.push_back(path + " differs from " + place.paths[0] + ", to which the model ties it");
       } else {
         values = t;
       }

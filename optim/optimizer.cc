@@ -33,7 +33,7 @@ void check_slot(const Slot& slot, const at::Tensor& g, bool is_sharded) {
   const at::IntArrayRef sizes = is_sharded ? at::IntArrayRef(own) : p.sizes();
   LATHE_CHECK(g.sizes() == sizes && g.device() == p.device() && g.is_floating_point(),
               "optimizer: the gradient of ", slot.path, " is ", describe(g), " on ",
-              g.device().str(), ", the parameter ", describe(p), " on ", p.device().str());
+              g.device().str(), ", but the parameter is ", describe(p), " on ", p.device().str());
   LATHE_CHECK(g.is_contiguous() && p.is_contiguous(), "optimizer: ", slot.path,
               " or its gradient is not contiguous");
 }

@@ -2,7 +2,8 @@
 """Draw the picture of README.md: a training run that is killed by `kill -9` and resumed on two processes, beside runs on
 one process and on four.
 
-    tools/kill_and_resume.py --record build/lathe   train, kill, resume, and write kill_and_resume.json
+    tools/kill_and_resume.py --record build/lathe   train, kill, resume, write
+                                                    kill_and_resume.json, and draw
     tools/kill_and_resume.py                        draw kill_and_resume.svg from that record
 
 Both files are in docs/assets/. Recording trains three short runs in a temporary folder, in one

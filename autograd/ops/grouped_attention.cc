@@ -233,8 +233,8 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
 
   LATHE_CHECK(scores.window >= 0 && scores.scale >= 0 && std::isfinite(scores.scale) &&
                   scores.softcap >= 0 && std::isfinite(scores.softcap),
-              sentence("needs a window, scale and softcap of 0 or more, not "), scores.window, ", ",
-              scores.scale, " and ", scores.softcap);
+              sentence("window, scale and softcap must be finite and at least 0, not "),
+              scores.window, ", ", scores.scale, " and ", scores.softcap);
 
   const at::Tensor own_starts = checked_starts(starts, q.size(0), q.size(1), k.size(1) - q.size(1));
   const at::Tensor checked = window_starts(own_starts, scores.window, q, k.size(1));

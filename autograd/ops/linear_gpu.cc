@@ -15,8 +15,8 @@
 namespace lathe {
 namespace {
 
-/// Returns whether cuBLASLt's fast kernels take x and the weight: both must be bfloat16 or float16,
-/// with rows of a multiple of 16 bytes.
+/// Returns whether cuBLASLt's fast kernels take x and the weight: both must be bfloat16 or both
+/// float16, and the sizes of a row of x and of a row of the result must be multiples of 16 bytes.
 bool product_ready(const at::Tensor& x, const at::Tensor& weight) {
   return gpu_kernel_ready(x) && gpu_kernel_ready(weight) && x.scalar_type() != at::kFloat &&
          x.scalar_type() == weight.scalar_type() && weight.size(0) % 8 == 0 &&

@@ -13,7 +13,7 @@ namespace {
 
 void check_index(const at::Tensor& index) {
   LATHE_CHECK(index.scalar_type() == at::kLong && index.dim() <= 1,
-              "the index must be int64 of one dim, not ", describe(index));
+              "the index must be int64 with at most one dim, not ", describe(index));
 }
 
 /// Adds the slices of `source` to x at the positions in `index`, and returns x. Accepts a tensor

@@ -1,5 +1,5 @@
-// Implements reductions and softmax. Sums of low-precision tensors accumulate in float32 inside
-// ATen.
+// Implements reductions and softmax. Sums of float16 and bfloat16 tensors accumulate in float32,
+// both in ATen and in core/sum.h.
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/_log_softmax_backward_data.h>

@@ -47,7 +47,7 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
   LATHE_CHECK(!o.enable_gqa || (query.dim() >= 3 && key.dim() >= 3 && value.dim() >= 3),
               sentence("enable_gqa needs heads in dim -3"));
   LATHE_CHECK(o.softcap >= 0 && std::isfinite(o.softcap),
-              sentence("softcap must be 0 or more, not "), o.softcap);
+              sentence("softcap must be finite and at least 0, not "), o.softcap);
 
   // Under autocast, low-precision inputs are multiplied in their dtype. Without autocast, they are
   // cast to float32, so that intermediate results are not rounded.

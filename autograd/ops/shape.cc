@@ -1,4 +1,5 @@
-// Implements views and other ops on shapes. Only the adjoints that add elements count FLOPs.
+// Implements views and other ops on shapes. Only topk and the adjoints that add elements count
+// FLOPs.
 #include <ATen/ops/zeros.h>
 
 #include "autograd/ops/dims.h"

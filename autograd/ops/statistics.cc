@@ -121,8 +121,8 @@ struct PNorm : Reduced {
     const T top = reshape(y.as<T>(), kept);
     if (p == 2) return {x.as<T>() * masked_fill(dy / top, none, 0)};
     const T scale = masked_fill(dy * pow(top, 1 - p), none, 0);
-    // A negative power is infinite at 0, and its derivative may be infinite there. The gradient is
-    // defined as 0 at 0.
+    // At x = 0, |x|^(p-1) is infinite if p < 1, and its derivative is infinite if p < 2. There, the
+    // gradient is defined as 0.
     const at::Tensor zero = v.eq(0);
     return {masked_fill(pow(abs(masked_fill(x.as<T>(), zero, 1)), p - 1), zero, 0) *
             constant<T>(v.sign()) * scale};

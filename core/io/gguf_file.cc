@@ -60,8 +60,8 @@ class HeaderReader {
     return bytes_.subspan(at_ - count, count);
   }
   [[noreturn]] void cut() const {
-    fail(Exit::checkpoint, file_, ": the header ends at byte ", at_, " of ", bytes_.size(),
-         "; the file is cut short or damaged");
+    fail(Exit::checkpoint, file_, ": the header's data at byte ", at_, " continues beyond byte ",
+         bytes_.size(), "; the file is cut short or damaged");
   }
 
   std::span<const std::byte> bytes_;

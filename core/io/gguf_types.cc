@@ -1,7 +1,7 @@
-// Reads and writes the blocks of GGUF files. A value is the product of a float16 scale and a
-// quantized number. In some types, a scale of at most 8 bits is another factor. Such a product fits
-// in the 24 bits of a float32 mantissa, so the order of the multiplications does not change the
-// values.
+// Reads and writes the blocks of GGUF files. In quantized types, a value is the product of a
+// float16 scale and a quantized number. In some types, a scale of at most 8 bits is another factor.
+// Some types also add or subtract an offset. The product fits in the 24 bits of a float32 mantissa,
+// so the order of the multiplications does not change the values.
 #include "core/io/gguf_types.h"
 
 #include <algorithm>

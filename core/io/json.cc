@@ -12,8 +12,8 @@ namespace {
 constexpr size_t max_values = 10'000'000;
 
 /// Builds the document from the parser's events. The library's builder would search all earlier
-/// keys of an object for each new key. This builder appends the key, and detects keys that occur
-/// twice with a set.
+/// keys of an object for each new key. This builder appends the key, and uses a set to detect keys
+/// that occur twice.
 class Builder {
  public:
   Builder(const std::string& where, Exit code, size_t depth)

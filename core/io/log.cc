@@ -211,6 +211,7 @@ void open_log_file(const std::string& path) {
     auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
     file->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
     auto& log = instance();
+    const std::lock_guard lock(log.mutex);
     log.logger.sinks().resize(1);  // a second run in one process gets another file
     log.logger.sinks().push_back(file);
     log.logger.flush_on(spdlog::level::info);

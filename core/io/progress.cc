@@ -44,8 +44,9 @@ std::string bar_line(const std::string& what, double share, const std::vector<st
     return text + (with_eta && eta >= 0 ? "  eta " + duration_text(eta) : "");
   };
 
-  // Drop facts from the end, then the time left, until at least a short bar fits. A bar takes 3
-  // more columns for its brackets and a space.
+  // Drop facts from the end until at least a short bar fits. If none fits even without facts, drop
+  // the remaining time and try again with all facts. A bar takes 3 more columns for its brackets
+  // and a space.
   for (const bool with_eta : {true, false}) {
     for (size_t n = facts.size() + 1; n-- > 0;) {
       const size_t without = line(0, n, with_eta, false).size();

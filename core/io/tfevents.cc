@@ -90,15 +90,15 @@ uint64_t complete_tf_records_end(std::string_view file) {
   return end;
 }
 
-// The fields of the message Summary.Value are: 1 tag, 2 simple_value, 5 histo, 8 tensor, 9
-// metadata.
+// The following functions write these fields of the message Summary.Value: 1 tag, 2 simple_value,
+// 5 histo, 8 tensor, 9 metadata.
 std::string tf_scalar(const std::string& tag, double value) {
   return part(1, tag) + real32(2, static_cast<float>(value));
 }
 
 std::string tf_text(const std::string& tag, const std::string& text) {
-  // The fields of TensorProto are: 1 dtype, 2 shape (here without dims), 8 string_val. The fields
-  // of SummaryMetadata are: 1 plugin_data, 4 data_class.
+  // This function writes these fields of TensorProto: 1 dtype, 2 shape (here without dims), 8
+  // string_val. It writes these fields of SummaryMetadata: 1 plugin_data, 4 data_class.
   const std::string tensor = whole(1, /*DT_STRING*/ 7) + part(2, "") + part(8, text);
   return part(1, tag) + part(8, tensor) +
          part(9, part(1, part(1, "text")) + whole(4, /*DATA_CLASS_TENSOR*/ 2));
@@ -111,7 +111,8 @@ std::string tf_histogram(const std::string& tag, const Histogram& h) {
                      real(5, h.sum_squares) + reals(6, h.limits) + reals(7, h.counts));
 }
 
-// The fields of the message Event are: 1 wall_time, 2 step, 3 file_version, 5 summary.
+// The following functions write these fields of the message Event: 1 wall_time, 2 step,
+// 3 file_version, 5 summary.
 std::string tf_event(double time, int64_t step, const std::vector<std::string>& values) {
   std::string summary;
   for (const std::string& value : values) summary += part(1, value);

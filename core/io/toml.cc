@@ -161,7 +161,7 @@ std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name
                       .where = place(name, key.source())};
       if (!value_of(value, entry.value)) {
         fail(Exit::usage, entry.where, ": ", entry.key,
-             " must be a number, a string or true/false");
+             " must be a number, a string, true/false or a list of tables");
       }
       entries.push_back(std::move(entry));
     }

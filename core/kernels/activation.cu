@@ -8,7 +8,7 @@ namespace {
 constexpr int activation_threads = 256;
 
 /// Returns the same derivative as gelu_grad() in core/kernels/activation-inl.h. Beyond +-10, the
-/// derivative differs from 0 or 1 by less than 1e-36. x is clamped to this range, since e would
+/// derivative differs from 0 or 1 by less than 1e-35. x is clamped to this range, since e would
 /// overflow.
 template <class T>
 __device__ float gelu_grad(float given) {

@@ -19,7 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-/// Returns the index of the level that is nearest to x, which is in [-1, 1]. `bounds` are the 255
+/// Returns the index of the level to which x, a number in [-1, 1], is rounded. `bounds` are the 255
 /// bounds between levels (level_bounds()). If x is equal to a bound, returns the index of the lower
 /// level.
 inline uint8_t nearest_level(float x, const float* bounds) {

@@ -55,9 +55,9 @@ struct Head {
   Matrix shared(HeadRows r) const { return at(r, key_head); }
   /// Returns the rows of this head in the output or in the output's gradient.
   Matrix rows(const void* out) const { return at({out, joined.stride, joined.batch_stride}, head); }
-  /// Returns a pointer to the first visible keys of query i and later queries; null if all queries
-  /// see key 0. first_block() returns the beginning of the block that contains the first visible
-  /// key of query i.
+  /// Returns a pointer to the indices of the first keys that query i and later queries see; null if
+  /// all queries see key 0. first_block() returns the beginning of the block that contains the
+  /// first key that query i sees.
   const int64_t* starts_of(int64_t i) const { return starts == nullptr ? nullptr : starts + i; }
   int64_t first_block(int64_t i) const { return starts == nullptr ? 0 : starts[i] / block * block; }
   /// Rotates rows [begin, end) of q or k into `space` [time, width] and returns `space` as a

@@ -449,7 +449,7 @@ void ChainRun::prepare_calls(Work& w, int64_t count) const {
   }
 }
 
-/// Runs on a tile an instruction that needs complete rows.
+/// Runs an instruction that needs complete rows. It processes all rows of a tile.
 void ChainRun::run_rows(const Work& w, const ChainInstruction& i) const {
   const auto place = [&](int of) { return w.places[static_cast<size_t>(of)]; };
   const int64_t columns = chain_.columns_;

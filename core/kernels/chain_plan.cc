@@ -102,8 +102,8 @@ ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row, int64_t 
   if (columns == 0) return {.part = 1, .tile = about, .slack = full_vectors};
 
   const int64_t unit = rows_of_vectors(columns, calls, calls_per_row) * columns;
-  // If ATen's functions are called for values with one element per row, ATen computes all rows in
-  // one share.
+  // If the shares of ATen's threads consist of complete rows, divide the elements as ATen does.
+  // This does not apply to values with one element per row, which ATen computes in one share.
   const bool is_atens_share = calls && !calls_per_row && n > 0 && atens_share(n) % columns == 0;
   return {.part = is_atens_share ? 1 : unit, .tile = std::max(unit, about / unit * unit)};
 }

@@ -14,9 +14,10 @@ struct alignas(4 * sizeof(T)) Four {
   T of[4];
 };
 
-/// Each thread processes Philox blocks of four numbers. Philox block `block` decides about elements
-/// 4 * block to 4 * block + 3 of the global batch. `by_four` is true if x and y are aligned so that
-/// the four elements of a block can be read and written together.
+/// Each thread processes Philox blocks of four numbers. The numbers of Philox block `block` decide
+/// which of the elements 4 * block to 4 * block + 3 of the global batch are dropped. `by_four` is
+/// true if x and y are aligned so that the four elements of a block can be read and written
+/// together.
 template <class T, class Compute>
 __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bool by_four) {
   const uint64_t first_block = mask.first / 4;

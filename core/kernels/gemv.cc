@@ -148,7 +148,8 @@ HWY_EXPORT(quantized_block);
 
 namespace {
 
-constexpr int64_t task_rows = 64;  // rows of the matrix in a task, which are one panel of results
+constexpr int64_t task_rows = 64;  // rows of the matrix in a task, which computes one column of the
+                                   // result for each of these rows
 
 /// Returns m rounded up to a number for which kernels are compiled.
 int64_t padded(int64_t m) { return m <= 2 ? m : m <= 4 ? 4 : max_gemv_rows; }

@@ -69,7 +69,7 @@ class PackedFactor {
   }
 
   /// Computes a [rows, k] times the factor in blocks of `block` rows and 64 columns. ATen's threads
-  /// divide the panels among them. Calls finish(product, row, rows, column, columns) for each
+  /// divide the panels among themselves. Calls finish(product, row, rows, column, columns) for each
   /// block, where (row, column) is the block's position and `rows` and `columns` are its size. Rows
   /// of `product` are 64 elements apart. `a` must have the type type(), and a thread's part of
   /// `scratch` must have space for a block.

@@ -53,7 +53,7 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
     for (; i + 4 * blocks <= rows; i += 4 * blocks) {
       int64_t j = j0;
       // The loop reads the same strip of one row after another, so the hardware does not prefetch
-      // the next strip of each row. Prefetch it explicitly.
+      // later strips of the same rows. Prefetch them explicitly.
       if (ahead > 0) {
         for (int64_t r = i; r < i + 4 * blocks; ++r) hwy::Prefetch(in + r * stride + ahead);
       }

@@ -1,6 +1,5 @@
 // Launches the rotation of core/kernels/rotary.h on a CUDA stream. All pointers are device
-// pointers, which must be aligned to 16 bytes. If the heads have a 16-bit type, the table must be
-// aligned to 32 bytes.
+// pointers, which must be aligned to 16 bytes.
 #pragma once
 
 #include <cuda_runtime.h>

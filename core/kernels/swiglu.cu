@@ -8,9 +8,10 @@ namespace {
 
 constexpr int swiglu_threads = 256;
 
-/// The terms of silu(x) = x s: e = exp(-x) and s = 1 / (1 + e). For x below -87, e would overflow.
-/// There, s is set to 0, which differs from the exact value by at most 2e-38, so that silu(x) is 0
-/// even for a large |x|. For 16-bit types, the exponential has a relative error of at most 5e-6.
+/// The terms of silu(x) = x s: e = exp(-x) and s = 1 / (1 + e). For x below about -88.7, exp(-x)
+/// would overflow. For x below -87, e is therefore set to exp(87), and s to 0. The exact value of s
+/// is at most 2e-38 there. Since s is 0, silu(x) is 0 for every finite x below -87. For 16-bit
+/// types, the exponential has a relative error of at most 5e-6.
 template <class T>
 struct Logistic {
   float e, s;

@@ -8,8 +8,8 @@
 
 namespace lathe {
 
-/// Writes the partial sums of `count` gradients one after another. A gradient of n elements has
-/// grad_sum_chunks(n) sums. One launch processes many gradients.
+/// Writes the partial sums of squares of `count` gradients one after another. A gradient of n
+/// elements has grad_sum_chunks(n) sums. One launch processes many gradients.
 cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials,
                           cudaStream_t stream);
 /// Compute the same as decide_cpu(), decide_gradient_cpu() and end_stages_cpu().

@@ -16,7 +16,7 @@ ArrayType from_safetensors(const std::string& dtype, const std::string& where) {
       {"BOOL", ArrayType::boolean}};
   const auto found = types.find(dtype);
   if (found == types.end())
-    fail(Exit::data, where, ": elements of type ", dtype, ", which this build does not read");
+    fail(Exit::data, where, " has elements of type ", dtype, ", which this build does not read");
   return found->second;
 }
 

@@ -145,7 +145,8 @@ ExampleEncoding read_encoding(const Json& json, bool classes, const std::string&
     e.labels = json_get<std::vector<std::string>>(json, "labels", where, code);
   // Labels are optional, but if one class has a label, each class must have one.
   if (!e.labels.empty() && (!classes || std::ssize(e.labels) != e.outputs))
-    fail(code, where, ": ", e.labels.size(), " labels for ", classes ? e.outputs : 0, " classes");
+    fail(code, where, ": there are ", e.labels.size(), " labels for ", classes ? e.outputs : 0,
+         " classes");
 
   e.inputs = read_normalization(json, "inputs", groups_of(e.input_sizes).count, where, code);
   if (!classes) e.targets = read_normalization(json, "targets", e.outputs, where, code);

@@ -33,13 +33,13 @@ struct OpenSplit {
         inputs.sizes().empty() &&
         std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size == 1; });
     if (inputs.sizes() != sizes && !is_number) {
-      fail(Exit::data, inputs.path().string(), ": examples of shape ", describe(inputs.sizes()),
-           ", but manifest.json claims ", describe(at::IntArrayRef(sizes)),
-           "; make the data again");
+      fail(Exit::data, inputs.path().string(), ": the examples have shape ",
+           describe(inputs.sizes()), ", but manifest.json claims ",
+           describe(at::IntArrayRef(sizes)), "; make the data again");
     }
     const int64_t wanted = manifest.task == "classification" ? 1 : manifest.outputs;
     if (targets.numel() != wanted) {
-      fail(Exit::data, targets.path().string(), ": targets of ",
+      fail(Exit::data, targets.path().string(), " has targets of ",
            quantity(targets.numel(), "number"), ", but manifest.json requires ", wanted,
            "; make the data again");
     }
@@ -213,7 +213,7 @@ int64_t ExampleData::class_of(const OpenSplit& part, int64_t i) const {
   return label;
 }
 
-// Assigns the examples of each class to the folds in turn, in a keyed order. The next class
+// Assigns the examples of each class to the folds in turn, in a pseudorandom order. The next class
 // continues with the fold after the last fold that was used, so that the folds also have similar
 // total sizes.
 void ExampleData::make_folds(int64_t folds, int64_t fold) {

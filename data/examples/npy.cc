@@ -168,7 +168,7 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
 
   const int version = static_cast<unsigned char>(text[6]);
   if (version < 1 || version > 3)
-    fail(Exit::data, name, ": .npy version ", version,
+    fail(Exit::data, name, " has .npy version ", version,
          ", which this build does not know; it reads 1 to 3");
 
   // The length of the header has 2 bytes in version 1, and 4 bytes in versions 2 and 3.
@@ -237,7 +237,7 @@ NpyWriter::NpyWriter(const fs::path& path, ArrayType type, const std::vector<int
 }
 
 void NpyWriter::write(const void* data, size_t bytes) {
-  LATHE_CHECK(bytes <= left_, name_, ": more elements than its sizes have room for");
+  LATHE_CHECK(bytes <= left_, name_, ": more elements were written than its sizes permit");
   file_.write(data, bytes);
   sum_.update(data, bytes);
   left_ -= bytes;

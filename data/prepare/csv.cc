@@ -53,7 +53,7 @@ bool CsvReader::next(std::vector<std::string_view>& fields) {
 
   while (true) {
     if (fields.size() == max_columns)
-      fail(Exit::data, file_, ":", row_line_, ": more than ", max_columns, " columns");
+      fail(Exit::data, file_, ":", row_line_, " has more than ", max_columns, " columns");
     fields.push_back(field(fields.size() + 1));
     if (at_ == text_.size()) return true;
     if (text_[at_++] == separator_) continue;

@@ -101,8 +101,8 @@ bool PartReader::next_lines(Part& part) {
     }
 
     if (buffer_.size() > max_document_bytes_)
-      fail(Exit::data, name_, ":", place_, ": a line of more than ", max_document_bytes_ >> 20,
-           " MiB; is this JSON Lines?");
+      fail(Exit::data, name_, ":", place_, ": a line has more than ", max_document_bytes_ >> 20,
+           " MiB; check that the file is JSON Lines");
 
     if (end == std::string::npos) searched_ = buffer_.size();
     if (read_to(buffer_.size() + part_bytes_)) continue;

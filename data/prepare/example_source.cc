@@ -290,7 +290,7 @@ std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>&
   for (const int64_t size : wanted) numel *= size;
   const auto found = essential(source->sizes());
   if (found != essential(in_files) && found != essential({numel}))
-    fail(Exit::data, file, ": examples of ",
+    fail(Exit::data, file, " has examples of ",
          source->sizes().empty() ? "one element" : sizes_text(source->sizes()) + " elements",
          ", but the model takes ", sizes_text(in_files));
   return source;

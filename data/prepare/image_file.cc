@@ -23,7 +23,7 @@ ImageFormat format_of(const MappedFile& file) {
 std::vector<uint8_t> to_gray(const std::vector<uint8_t>& colors) {
   std::vector<uint8_t> gray(colors.size() / 3);
   for (size_t i = 0; i < gray.size(); ++i) {
-    // The weights of BT.601 times 2^16, as in Pillow.
+    // Use the weights of BT.601 times 2^16, as Pillow does.
     const uint32_t sum =
         19595U * colors[3 * i] + 38470U * colors[3 * i + 1] + 7471U * colors[3 * i + 2];
     gray[i] = static_cast<uint8_t>((sum + 0x8000U) >> 16);

@@ -65,7 +65,7 @@ class JpegDecoder final : public ImageFile::Decoder {
     if (!read_header()) fail_damaged_image(name_, errors_.message);
     if (info_.num_components != 1 && info_.num_components != 3)
       fail(Exit::data, name_, " is a JPEG image of ", info_.num_components, " color components",
-           info_.num_components == 4 ? ", as CMYK has" : "", "; convert it to RGB");
+           info_.num_components == 4 ? ", as in CMYK" : "", "; convert it to RGB");
     check_image_size(height, width, name_);
   }
   void read(std::vector<uint8_t*>& rows) override {

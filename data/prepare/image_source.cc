@@ -176,7 +176,8 @@ class NewImages final : public ImageSource {
     }
     if (others_ > 0)
       log_warn(quantity(others_, "file"), others_ == 1 ? " was" : " were",
-               " left out: only PNG and JPEG images are read, and no links to folders");
+               " left out: only PNG and JPEG images are read, and links to folders are not "
+               "followed");
     for (ImagePath& image : images_) {
       if (!is_utf8(image.path)) fail(Exit::data, image.path, " is not UTF-8; rename the file");
       image.label = image.path;

@@ -122,7 +122,7 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
     if (file.bytes().size() != input.bytes) changed(input.path);
     for_each_piece(file, input.begin, meter, [&](std::string_view text, size_t at, size_t end) {
       check_is_text(input.path.string(), text.substr(at, end - at), at == input.begin,
-                    "take --tokenizer byte --binary to make a token of each of its bytes");
+                    "use --tokenizer byte --binary to make each of its bytes a token");
       if (!chars) return end;
       while (at < end) {
         const size_t n = code_point_length(text, at);
@@ -211,7 +211,7 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
   int64_t taken = 0;
   auto saved = Clock::now();
 
-  // Once progress was recorded, the unfinished files stay after an error or a stop.
+  // Once progress has been recorded, the unfinished files stay after an error or a stop.
   const auto keep = [&] {
     out.keep();
     meter.resumable();
@@ -274,9 +274,10 @@ void prepare(const PrepareOptions& options) {
   LATHE_CHECK(options.tokenizer == "byte" || options.tokenizer == "char",
               "prepare() has no tokenizer ", options.tokenizer,
               "; prepare_documents() takes a BPE");
-  LATHE_CHECK(!options.binary || options.tokenizer == "byte", "only bytes can be binary");
+  LATHE_CHECK(!options.binary || options.tokenizer == "byte",
+              "binary input needs the byte tokenizer");
 
-  // Refuse the destination before the survey, which may read all input.
+  // Check the destination before the survey, which may read all input.
   OutFolder::check(options.out);
   std::vector<Input> inputs;
   for (auto& path : expand_inputs(options.inputs, options.out)) inputs.push_back({std::move(path)});

@@ -74,7 +74,7 @@ class DocumentFilter {
         manifest_.largest_id =
             std::max<int64_t>(manifest_.largest_id, static_cast<uint32_t>(id) & ~token_bits);
       }
-      // The digest's high half as a number in [0, 1).
+      // Convert the digest's high half to a number in [0, 1).
       const bool to_val =
           o_.val_by_hash && static_cast<double>(d.digest.high >> 11) * 0x1p-53 < o_.val_share;
       if (to_val && d.begins) ++val_documents_;
@@ -286,7 +286,7 @@ DataManifest empty_manifest(const DocumentOptions& o) {
   return manifest;
 }
 
-/// Returns how many documents were read, kept, and dropped for each reason: "20 read, 5
+/// Returns the manifest's counts that are above 0, except the number of bytes: "20 read, 5
 /// duplicates".
 std::string counted_documents(const DataManifest& manifest) {
   std::string counted;
@@ -385,7 +385,7 @@ void prepare_documents(const DocumentOptions& o) {
                       .manifest = manifest}
       .process(whole, before);
 
-  // The tail is the last share of the tokens that remain after filtering.
+  // The validation split is the last part of the tokens that remain after filtering.
   if (tail) {
     const auto all = spool->tokens();
     spool->finish();

@@ -153,7 +153,7 @@ void TableSource::each_row(ProgressReporter& meter,
       // Every file must have the same header line, since other names would mean other columns.
       for (size_t c = 0; c < columns.size(); ++c) {
         if (columns[c].role != ColumnRole::dropped && fields[c] != columns[c].name)
-          fail(Exit::data, file_, ":", line_, " has another header line than ", layout_file_,
+          fail(Exit::data, file_, ":", line_, " has a different header line than ", layout_file_,
                "; give all files the same header line");
       }
     }

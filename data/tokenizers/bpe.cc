@@ -158,7 +158,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     const int32_t id = byte_ids_[byte] = d.byte_tokens[byte];
     if (id < 0 || id >= tokens ||
         d.tokens[static_cast<size_t>(id)] != std::string(1, static_cast<char>(byte)))
-      fail(Exit::data, where, ": the token of the byte ", byte, " is not that of its id ", id);
+      fail(Exit::data, where, ": the byte ", byte, " is not the token of its id ", id);
     is_special[static_cast<size_t>(id)] = true;  // id_of() does not find byte tokens
   }
 
@@ -187,8 +187,8 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   for (size_t i = 0; i < d.merges.size(); ++i) {
     const auto [a, b] = d.merges[i];
     if (a < 0 || b < 0 || a >= tokens || b >= tokens)
-      fail(Exit::data, where, ": merge ", i, " is of ids ", a, " and ", b, ", and there are ",
-           tokens, " tokens");
+      fail(Exit::data, where, ": merge ", i, " joins the ids ", a, " and ", b,
+           ", but there are only ", tokens, " tokens");
     joined = d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)];
     // The result of a merge may also be an added token, since id_of() also finds added tokens.
     const int32_t made = id_of(joined);
@@ -363,8 +363,8 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     symbols.push_back({.id = id, .before = i - 1, .after = i + 1});
   };
 
-  // In SentencePiece's form, merges begin with characters. Bytes replace only characters without a
-  // token.
+  // In SentencePiece's form, the symbols before the first merge are characters. Bytes replace only
+  // characters without a token.
   for (size_t at = 0; at < piece.size();) {
     if (const size_t length = bpe_.is_sentencepiece_ ? code_point_length(piece, at) : 0;
         length > 0) {
@@ -377,8 +377,8 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
 
     const auto byte = static_cast<unsigned char>(piece[at++]);
     if (bpe_.byte_ids_[byte] < 0)
-      fail(Exit::data, "the tokenizer has no token for the byte ", static_cast<int>(byte),
-           " of the text");
+      fail(Exit::data, "the tokenizer has no token for the byte value ", static_cast<int>(byte),
+           ", which the text contains");
     add(bpe_.byte_ids_[byte]);
   }
 

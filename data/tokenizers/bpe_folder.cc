@@ -37,7 +37,8 @@ std::vector<SpecialToken> added_tokens_in(const fs::path& folder, const Json& co
   for (const auto& [id, token] : decoder.items()) {
     if (id.empty() || id.size() > 8 || id.find_first_not_of("0123456789") != std::string::npos ||
         !token.is_object())
-      fail(Exit::data, where, ": added_tokens_decoder has no token with an id at \"", id, "\"");
+      fail(Exit::data, where, ": in added_tokens_decoder, the key \"", id,
+           "\" is not an id, or its value is not a token");
     Json numbered = token;
     numbered["id"] = std::stoll(id);
     added.push_back(added_token(numbered, where));

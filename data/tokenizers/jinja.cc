@@ -190,6 +190,18 @@ class JinjaRun {
     return end;
   }
 
+  /// Returns the items for which a loop's condition on the variable `name` holds.
+  Json selected(const Json& items, const std::string& name, const JinjaExpression& condition) {
+    Json kept = Json::array();
+    for (const Json& item : items) {
+      scope_.push();
+      scope_.set(name, item);
+      if (jinja::truth(condition(scope_))) kept.push_back(item);
+      scope_.pop();
+    }
+    return kept;
+  }
+
   size_t loop(size_t at) {
     const size_t end = find(at + 1, {"endfor"});
     if (find(at + 1, {"else", "endfor"}) != end) throw JinjaError();
@@ -197,11 +209,13 @@ class JinjaRun {
     parser.word();
     const std::string name = parser.word();
     parser.expect("in");
-    const JinjaExpression list = parser.expression();
+    const JinjaExpression list = parser.list_of_loop();
+    const JinjaExpression condition = parser.take("if") ? parser.expression() : nullptr;
     parser.finish();
 
-    const Json items = list(scope_);
+    Json items = list(scope_);
     if (!items.is_array()) throw JinjaError();
+    if (condition) items = selected(items, name, condition);
     const auto n = static_cast<int64_t>(items.size());
     for (int64_t i = 0; i < n; ++i) {
       scope_.push();

@@ -262,8 +262,12 @@ JinjaExpression JinjaParser::subscript(const JinjaExpression& x) {
 
 std::vector<JinjaExpression> JinjaParser::arguments() {
   expect("(");
+  return expressions_until(")");
+}
+
+std::vector<JinjaExpression> JinjaParser::expressions_until(const std::string& close) {
   std::vector<JinjaExpression> all;
-  while (!take(")")) {
+  while (!take(close)) {
     if (!all.empty()) expect(",");
     all.push_back(expression());
   }
@@ -291,6 +295,18 @@ JinjaExpression JinjaParser::primary() {
     if (token.text.size() > 8 || token.text.find_first_not_of("0123456789") != std::string::npos)
       throw JinjaError();
     return [n = std::atoll(token.text.c_str())](JinjaScope&) -> Json { return n; };
+  }
+
+  if (token.text == "[") {
+    return [given = expressions_until("]")](JinjaScope& s) {
+      Json list = Json::array();
+      for (Json& value : jinja_values(given, s)) {
+        // Refuse nested lists, since evaluating them repeatedly could make them arbitrarily deep.
+        if (value.is_structured()) throw JinjaError();
+        list.push_back(std::move(value));
+      }
+      return counted(std::move(list), s);
+    };
   }
 
   if (token.text != "(") throw JinjaError();

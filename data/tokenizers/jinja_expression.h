@@ -57,6 +57,9 @@ class JinjaParser {
   void finish() const;
   /// Parses the expression at the next token. Stops at the first token that does not belong to it.
   JinjaExpression expression();
+  /// Parses an expression without `x if condition else y`. In `for`, an `if` after the list is a
+  /// filter.
+  JinjaExpression list_of_loop() { return binary(0); }
 
  private:
   struct Token {
@@ -74,6 +77,7 @@ class JinjaParser {
   JinjaExpression primary();
   JinjaExpression name_or_call();
   std::vector<JinjaExpression> arguments();
+  std::vector<JinjaExpression> expressions_until(const std::string& close);
 
   std::vector<Token> tokens_;
   size_t at_ = 0;

@@ -57,7 +57,7 @@ bool are_equal(const Json& a, const Json& b) {
 }  // namespace
 
 std::string trimmed(const std::string& text, bool left, bool right) {
-  // The white space of Python's str.strip(), in UTF-8: U+0009 to U+000D, U+001C to U+0020, U+0085,
+  // Python's str.strip() removes these characters: U+0009 to U+000D, U+001C to U+0020, U+0085,
   // U+00A0, U+1680, U+2000 to U+200A, U+2028, U+2029, U+202F, U+205F and U+3000.
   static const std::vector<std::string_view> spaces{
       "\t",           "\n",           "\v",           "\f",           "\r",

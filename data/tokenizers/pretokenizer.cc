@@ -184,7 +184,7 @@ std::string_view Pretokenizer::Cursor::next() {
   if (at_ == text_.size()) return {};
 
   const size_t begin = at_;
-  if (found_end_ > begin) {  // this piece is the match after the previous piece
+  if (found_end_ > begin) {  // next() found this match with the previous piece
     at_ = std::exchange(found_end_, 0);
     return text_.substr(begin, at_ - begin);
   }

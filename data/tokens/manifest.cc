@@ -16,7 +16,7 @@ Json shards_json(const std::vector<ShardInfo>& shards) {
 }
 
 std::vector<ShardInfo> read_shards(const Json& json, const char* key, const std::string& where) {
-  // Limit on the tokens of a split, so that sums and byte counts fit in int64.
+  // Limit the tokens of a split, so that sums and byte counts fit in int64.
   constexpr int64_t most = int64_t{1} << 60;
   std::vector<ShardInfo> out;
   const auto list = json_get<Json>(json, key, where, Exit::data);

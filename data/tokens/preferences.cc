@@ -105,7 +105,8 @@ class PreferenceData final : public Data {
     if (const int64_t longer = train_->count_longer(sizes.block_size); longer > 0) {
       log_warn(longer, " of the ", train_->size(), " pairs of ", folder_.string(),
                " are longer than a window of ", sizes.block_size,
-               " tokens; they lose the beginning of their prompt, and then the end of an answer");
+               " tokens; they lose the beginning of their prompt and, if that is not enough, the "
+               "end of an answer");
     }
     tokens_.train()->check_ids(sizes.vocab_size);
     if (val_) tokens_.val()->check_ids(sizes.vocab_size);

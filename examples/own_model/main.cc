@@ -58,7 +58,7 @@ struct Maxout {
 };
 
 int main(int argc, char** argv) {
-  add_model_kind(
-      model_kind<Maxout, MaxoutConfig>("maxout", "units that are the largest of linear pieces"));
+  add_model_kind(model_kind<Maxout, MaxoutConfig>(
+      "maxout", "a perceptron whose units are maxima of linear functions"));
   return run_cli(argc, argv);
 }

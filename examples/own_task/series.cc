@@ -101,7 +101,8 @@ class Validation final : public EvaluationBatches {
  public:
   Validation(const Series& series, int64_t batch_size, int64_t batches, at::Device device)
       : series_(series), batch_size_(batch_size), end_(series.val_size()), device_(device) {
-    if (batches > 0) end_ = std::min(end_, batches * batch_size);
+    // A comparison with `batches * batch_size` could overflow.
+    if (batches > 0 && batches <= end_ / batch_size) end_ = batches * batch_size;
   }
 
   bool next(Batch& batch) override {
@@ -140,6 +141,7 @@ std::unique_ptr<Data> open_series(const DataConfig& config) {
 
 void prepare_series(const std::string& file, const std::string& out, int64_t window) {
   std::ifstream text(file);
+  if (!text) fail(Exit::usage, "cannot read ", file);
   std::vector<float> numbers;
   for (std::string word; text >> word;) {
     char* end = nullptr;
@@ -147,6 +149,8 @@ void prepare_series(const std::string& file, const std::string& out, int64_t win
     if (*end != '\0' || !std::isfinite(numbers.back()))
       fail(Exit::data, file, ": the text after ", numbers.size() - 1, " numbers is not a number");
   }
+  if (std::ssize(numbers) <= window)
+    fail(Exit::data, file, ": ", numbers.size(), " numbers are too few for a window of ", window);
   const fs::path folder = out, path = folder / "series.f32";
   fs::create_directories(folder);
   write_file_durably(

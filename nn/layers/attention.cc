@@ -221,7 +221,8 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
   const int64_t b = call.size('B'), t = call.size('T'), s = call.size('S'), c = call.size('C');
 
   LATHE_CHECK(!mask.causal || t == s, call.text(),
-              ": a causal mask is for as many keys as queries, not ", s, " and ", t);
+              ": a causal mask needs as many keys as queries, but there are ", s, " keys and ", t,
+              " queries");
 
   const bool masked = mask.hidden.defined() || mask.padding.defined();
   if (mask.causal && !masked && !drop.active() && !rotary)  // attention() supports this case

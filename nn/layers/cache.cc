@@ -28,7 +28,7 @@ Variable KeyValueCache::attend(const void* layer, const Variable& q, const Varia
                                const ScoreOptions& scores) {
   const int64_t t = q.size(1), width = k.size(2);
   LATHE_CHECK(q.size(0) == static_cast<int64_t>(rows_.size()), "KeyValueCache: the input has ",
-              q.size(0), " rows, but the cache has ", rows_.size(), " texts");
+              q.size(0), " rows, but KeyValueCache::Use names ", rows_.size(), " texts");
   Layer& kept = layers_[layer];
   if (!kept.keys.defined()) {
     const auto texts = static_cast<int64_t>(lengths_.size());

@@ -34,8 +34,8 @@ std::vector<ModelKind>& table() {
   return kinds;
 }
 
-/// Returns half of `size`, rounded down, and then the other divisors of `size` below it, the
-/// largest first.
+/// Returns half of `size`, rounded down, and then the divisors of `size` that are smaller than
+/// `size`, in descending order and without a second half.
 std::vector<int64_t> smaller_sizes(int64_t size) {
   std::vector<int64_t> large, small;
   for (int64_t divisor = 1; divisor <= size / divisor && divisor <= 1'000'000; ++divisor) {

@@ -142,8 +142,8 @@ class Adam8bit final : public Method {
   }
 
  private:
-  /// Does the same as adam8bit_cpu(), by ATen's ops. The moments of some blocks at a time are
-  /// converted to numbers, updated by the rule of adam or adamw, and rounded to codes.
+  /// Does the same as adam8bit_cpu(), by ATen's ops. Processes several blocks at a time: converts
+  /// their moments to numbers, updates them by the rule of adam or adamw, and rounds them to codes.
   void update_by_tensors(const UpdateArgs& all, const UpdateRule& rule, StepControl* control,
                          const std::array<Levels, 2>& levels) const {
     const at::Device device = levels[0].values.device();

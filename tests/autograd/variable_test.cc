@@ -230,6 +230,7 @@ TEST_CASE("integers stay integers in arithmetic and comparisons with integers", 
   check(tensor({0.5, 1}) + 1, at::tensor({1.5F, 2.0F}));
   check(where(t.gt(n - 1), Variable(t), 0.5), at::where(t.gt(n - 1), t, 0.5));
   check(where(t.gt(n - 1), Variable(t), 2), at::where(t.gt(n - 1), t, 2));
+  check(where(t.gt(n - 1), Variable(t), INFINITY), at::where(t.gt(n - 1), t, INFINITY));
 
   for (const at::Tensor& not_floating : {t, t.eq(n)})
     CHECK_THAT(error_of([&] { mean(Variable(not_floating)); }), ContainsSubstring("mean"));

@@ -3,16 +3,16 @@
 # undefined-behavior sanitizers. --part instruments all code except dist/, train/, the tests and the
 # commands that they run. Other arguments go to ctest.
 
-# Runs each quick test in its own process, as many processes at the same time as there are cores.
-# With OMP_WAIT_POLICY=passive, waiting threads sleep and leave their core to other threads. Tests
-# that measure the memory of a process are skipped, because the sanitizers use memory too. Tests in
-# tests/dist, tests/docs and tests/train/commands are also skipped, because nearly all of their work
-# is done by other programs, which are not instrumented.
+# Runs the quick tests of each tag in a separate process, with as many processes at the same time as
+# there are cores. With OMP_WAIT_POLICY=passive, waiting threads sleep and leave their core to other
+# threads. Tests that measure the memory of a process are skipped, because the sanitizers use memory
+# too. Tests in tests/dist, tests/docs and tests/train are also skipped, because most of their work
+# is done by code that is not instrumented: dist/, train/ and other programs.
 run_checked() {
   local tag tags=()
   for tag in $(ctest --test-dir "$build" -N -LE slow | sed -n 's/^ *Test *#[0-9]*: //p'); do
     case $(find tests -name "${tag}_test.cc") in
-      '' | tests/dist/* | tests/docs/* | tests/train/commands/*) ;;
+      '' | tests/dist/* | tests/docs/* | tests/train/*) ;;
       *) tags+=("$tag") ;;
     esac
   done

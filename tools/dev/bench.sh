@@ -20,7 +20,7 @@ make_environment() {
   python3 -m venv "$prefix.new"
   log=$(mktemp)
   run_shown "$log" bench_status "$prefix.new/bin/python" -m pip install -q --disable-pip-version-check "$@" ||
-    die "the Python packages could not be fetched, is there a network? ($(grep -m1 ERROR "$log" || tail -n1 "$log"))"
+    die "the Python packages could not be fetched; is there a network? ($(grep -m1 ERROR "$log" || tail -n1 "$log"))"
   rm -f "$log"
   mv "$prefix.new" "$prefix"
 }
@@ -29,7 +29,7 @@ setup
 compile_lathe
 
 if [ "${1:-}" = tokenizers ]; then
-  [ $# -ge 3 ] || die "./dev bench tokenizers VOCABULARY TEXT: a folder with GPT-2's vocab.json and merges.txt, and a text"
+  [ $# -ge 3 ] || die "bench tokenizers needs a folder with GPT-2's vocab.json and merges.txt, and a text: ./dev bench tokenizers VOCABULARY TEXT"
   vocabulary=$(from "$caller" "$2") text=$(from "$caller" "$3")
   shift 3
   prefix=$cache/tokenizers-0.23

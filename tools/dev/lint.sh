@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# ./dev lint [--changed | FILE...]: reports retired phrases in changed lines, public declarations
-# without a contract, and what clang-tidy finds. clang-tidy checks the named files; with --changed,
-# the changed sources; by default, all sources.
+# ./dev lint [--changed | FILE...]: reports phrases to avoid (CONTRIBUTING.md) in changed lines,
+# public declarations without a contract, and what clang-tidy finds. clang-tidy checks the named
+# files; with --changed, the changed sources; by default, all sources.
 
 # Prints the commit with which changes are compared: the one where this branch left main, or, on
 # main, the previous commit.
@@ -52,7 +52,7 @@ configure build-lint -DCMAKE_UNITY_BUILD=OFF # clang-tidy reads each file with i
 .ci/contracts build-lint/api
 
 if [ "${1:-}" = --changed ] && [ -z "$base" ]; then
-  say "lint: NOT RUN, this history has no commit to compare with"
+  say "lint: NOT RUN, because this history has no commit to compare with"
   exit 0
 fi
 files=$(lint_files "$@")

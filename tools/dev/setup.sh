@@ -40,7 +40,7 @@ install_packages() { # NAME...: installs the Debian packages that are missing
   local log
   log=$(mktemp)
   run_shown "$log" packages_status root apt-get -q -o APT::Update::Error-Mode=any update ||
-    die "apt-get update failed, is there a network? ($(grep -m1 '^E:' "$log" || tail -n1 "$log"))"
+    die "apt-get update failed; is there a network? ($(grep -m1 '^E:' "$log" || tail -n1 "$log"))"
   run_shown "$log" packages_status root env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${missing[@]}" ||
     die "the packages could not be installed ($(grep -m1 '^E:' "$log" || tail -n1 "$log")); the log is $log"
   rm -f "$log"
@@ -80,7 +80,7 @@ install_libtorch() { # [--cuda]
   mkdir "$temporary/tmp" # pip downloads into it, so that fetch_status counts the downloads
   TMPDIR=$temporary/tmp run_shown "$log" fetch_status \
     python3 -m pip install -q --disable-pip-version-check --no-compile --target "$temporary/all" "${wheels[@]}" || {
-    die "LibTorch could not be fetched, is there a network? ($(grep -m1 ERROR "$log" || tail -n1 "$log"))"
+    die "LibTorch could not be fetched; is there a network? ($(grep -m1 ERROR "$log" || tail -n1 "$log"))"
   }
   [ "${1:-}" != --cuda ] || touch "$temporary/all/cuda-complete"
   rm -rf "$target"
@@ -96,7 +96,7 @@ setup() {
   version=$(${CXX:-g++} -dumpversion 2>/dev/null || true)
   case ${CXX:-g++} in
     *clang*) ;;
-    *) [ "${version%%.*}" -ge 12 ] 2>/dev/null || die "g++ 12 or newer is needed, ${CXX:-g++} is ${version:-missing}" ;;
+    *) [ "${version%%.*}" -ge 12 ] 2>/dev/null || die "g++ 12 or newer is needed, but ${CXX:-g++} is ${version:-missing}" ;;
   esac
   install_libtorch "$@"
 }

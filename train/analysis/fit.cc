@@ -139,10 +139,10 @@ std::vector<Overrides> combinations(const std::vector<Alternatives>& of) {
   return keys;
 }
 
-/// Returns about the smallest memory that any combination needs. Starts with the alternatives that
-/// have a key of `start`, and replaces the setting of one kind after another by the alternative
-/// that needs the least, until no alternative needs less. `needs` returns nullopt for keys that
-/// contradict each other.
+/// Estimates the smallest memory that any combination needs. Starts with the alternatives that
+/// contain a key of `start`. Then replaces the setting of one kind after another by the alternative
+/// that needs the least memory, until no alternative needs less. `needs` returns nullopt for keys
+/// that contradict each other.
 int64_t least_memory(const std::vector<Alternatives>& of, const Overrides& start,
                      const std::function<std::optional<int64_t>(const Overrides&)>& needs) {
   const auto is_in_start = [&](const Setting& one) {
@@ -195,7 +195,7 @@ int64_t least_memory(const std::vector<Alternatives>& of,
 
 /// Returns the largest micro-batch that needs no more than `bytes`; nullopt if there is none.
 /// `batches`: sizes in descending order. `needs` returns nullopt for a size that the config
-/// excludes, such as an odd one for a task with pairs. It is called for a size more than once.
+/// excludes, such as an odd one for a task with pairs. Calls `needs` more than once for a size.
 std::optional<int64_t> largest_that_fits(
     std::vector<int64_t> batches, const std::function<std::optional<int64_t>(int64_t)>& needs,
     int64_t bytes) {

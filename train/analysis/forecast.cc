@@ -231,9 +231,9 @@ ScaledConfig scale_down(const LoadedConfig& given) {
     if (is_small(s.dry)) return s;
   }
   fail(Exit::usage,
-       "plan: no version of this config is small enough to be measured here; a micro-batch of one "
-       "takes ",
-       s.dry.peaks.touched_peak >> 20, " MiB; run plan on a machine with more memory");
+       "plan: no version of this config is small enough to be measured, in 1 GiB of memory and "
+       "about 2 s a step; the smallest version found takes ",
+       s.dry.peaks.touched_peak >> 20, " MiB; set smaller sizes in [model]");
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace lathe {
 namespace {
 
-/// Returns the value of memory.recompute for the first `count` of `all` blocks.
+/// Returns the value of memory.recompute that recomputes the first `count` of `all` blocks.
 std::string first_blocks(int64_t count, int64_t all) {
   if (count == 0) return "none";
   return count == all ? "blocks" : str("blocks.0-", count - 1);

@@ -29,7 +29,7 @@ class Tensors {
     return std::any_of(all_.begin(), all_.end(),
                        [&](const at::Tensor& other) { return other.is_alias_of(t); });
   }
-  /// Returns the bytes of all tensors. Counts elements that a broadcast repeats only once.
+  /// Returns the bytes of all tensors. An element that a broadcast repeats counts once.
   int64_t bytes() const {
     int64_t sum = 0;
     for (const at::Tensor& t : all_)

@@ -224,8 +224,8 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
                   static_cast<double>(owners[i].second) / steps / 1e6);
   }
 
-  // Compare the first two steps and also the last two, so that a single larger step at the start or
-  // the end is not reported as a leak.
+  // Compare the last two steps with the first two, so that a single larger step at the start or the
+  // end is not reported as a leak.
   const auto& after = p.memory_after_step;
   if (after.size() > 2 && after.back() > after[1] && after[after.size() - 2] > after[0])
     out << format("LEAK: tensors grow by %.1f kB a step\n",

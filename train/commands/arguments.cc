@@ -116,7 +116,7 @@ fs::path run_argument(const Arguments& arguments) {
   switch (kind_of(path)) {
     case PathKind::data:
       fail(Exit::checkpoint, path, " is a data folder; lathe ", arguments.command,
-           " needs a run or a checkpoint", eval ? ", give the data folder as --data " + path : "");
+           " needs a run or a checkpoint", eval ? "; give the data folder as --data " + path : "");
     case PathKind::file:
     case PathKind::safetensors:
     case PathKind::gguf:

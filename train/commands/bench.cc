@@ -130,8 +130,8 @@ Exit bench_config(const Arguments& arguments) {
   const LoadedConfig loaded = load_config_argument(arguments, 1);
   if (arguments.flags.contains("skip") && skip >= loaded.config.train.steps)
     fail(Exit::usage, "command line: --skip ", skip,
-         " leaves no step to time of train.steps = ", loaded.config.train.steps,
-         "; lower --skip or raise train.steps");
+         " is not less than train.steps = ", loaded.config.train.steps,
+         ", so no step would be timed; lower --skip or raise train.steps");
   // Observe the machine during the steps: its load decides whether the result can be trusted.
   const MachineWatch machine;
   const BenchResult r = bench_steps(loaded, skip);
@@ -192,8 +192,9 @@ Exit run_bench(const Arguments& arguments) {
 
   // The parser accepts the flags of all benchmarks, so refuse flags of other benchmarks here.
   const Benchmark& benchmark = found->second;
-  check_flags(arguments, benchmark.flags, benchmark.reads_config,
-              benchmark.reads_config ? "; sizes, dtype and threads are config keys" : "");
+  check_flags(
+      arguments, benchmark.flags, benchmark.reads_config,
+      benchmark.reads_config ? "; sizes, dtype and threads of `bench step` are config keys" : "");
   if (arguments.positionals.size() != (benchmark.reads_config ? 2 : 1)) {
     fail(Exit::usage,
          "usage: lathe bench step CONFIG [--skip 2] [--section.key=value ...] | lathe bench ops "
@@ -243,7 +244,8 @@ Command bench_command() {
                 "many for generate (default: 512, or half the model's context)."},
                {"tokens", "For generate: generate this many tokens. Default: 64."},
                {"load-dtype",
-                "Keep the weights for generate as fp32, bf16, fp16, int8 or nf4. Default: fp32.",
+                "Keep the weights for generate as fp32, bf16, fp16, int8 or nf4. Default: fp32, or "
+                "adapters.dtype for adapters.",
                 {"fp32", "bf16", "fp16", "int8", "nf4"}},
                {"double-quant", "Also quantize nf4's scales, to 8 bits, for generate."},
                {"width", "Use this many channels for ops, a multiple of 64. Default: 768."},

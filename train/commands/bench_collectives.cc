@@ -36,7 +36,7 @@ struct CollectiveBench {
 /// largest. All ranks must call this function.
 double median_ms(const std::function<void()>& f, int repeats, const std::string& device) {
   std::vector<double> all;
-  f();
+  world().guarded(f);
   for (int i = 0; i < repeats; ++i) {
     synchronize(device);
     world().wait_for_all();

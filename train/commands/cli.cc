@@ -211,7 +211,8 @@ std::vector<std::string> split_words(const Command& command, const OptionNames& 
     }
 
     split.push_back("--" + name);
-    // A switch takes the next word as its value only if the word is true, false or an amount.
+    // A switch takes the next word as its value only if the word is true or false, or an amount for
+    // a switch that accepts amounts.
     const auto is_value = [&](const std::string& next) {
       const bool is_amount = command.amount_switches.contains(name) && !next.empty() &&
                              std::isdigit(static_cast<unsigned char>(next[0]));

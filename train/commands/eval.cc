@@ -259,7 +259,7 @@ Exit run_eval(const Arguments& arguments) {
   const DataConfig data_config = data_argument(arguments, m);
 
   const auto data = open_data(data_config);
-  // With --data, not the run but the given data determines the task of a token model.
+  // With --data, the given data, not the run, determines the task of a token model.
   LoadedConfig measured{.config = m.config, .origins = {}};
   if (arguments.flags.contains("data") && m.state.sizes.outputs == 0)
     measured.config.train.task = "auto";

@@ -155,8 +155,8 @@ Command import_command() {
             "Set the chat template to chatml, llama3, or a Jinja file. Default: the model's.",
             {"chatml", "llama3"}},
            {"ignore-key",
-            "Ignore this key of config.json or of a GGUF file's architecture, which must not "
-            "change what the model computes. It may be given several times."}},
+            "Ignore this key of config.json, or of the architecture in a GGUF file. The key must "
+            "not change what the model computes. It may be given several times."}},
       .run = run_import,
       .repeatable = {"ignore-key"}};
 }

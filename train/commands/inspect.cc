@@ -30,7 +30,7 @@ namespace {
   fail(Exit::usage, path.string(), " is not a ", wanted + 2);
 }
 
-/// Reads the header of a .safetensors or .gguf file. Throws an error if the header is not valid.
+/// Reads the header of a .safetensors file. Throws an error if the header is not valid.
 void check_safetensors(const fs::path& path) { const SafetensorsFile file(path); }
 
 void list_tensors(std::ostringstream& out, const std::vector<TensorEntry>& tensors) {

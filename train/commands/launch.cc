@@ -85,8 +85,8 @@ Exit run_launch(const Arguments& arguments) {
   const LoadedConfig loaded = resolve_sources(given);
   check_tensor_ranks(loaded, parsed.ranks);
 
-  // Start the largest number of processes that can divide a step evenly, up to the number that
-  // remain. If there is no such number, start the original number of processes again.
+  // Start the largest number of processes that can divide a step evenly, at most the number that
+  // remain but at least --min-ranks. If there is no such number, start the original number again.
   const auto ranks_after_loss = [&](int left) {
     for (int n = std::max(left, parsed.min_ranks); n >= parsed.min_ranks; --n) {
       if (can_divide_micro_batches(loaded.config, n)) return n;

@@ -23,8 +23,8 @@ Command merge_command() {
   return {.name = "merge",
           .usage = "RUN|CHECKPOINT --out FOLDER",
           .doc =
-              "Merge a run's low-rank adapters into their base model, or the files of a checkpoint "
-              "that several processes wrote into one, and write a new run.",
+              "Merge a run's low-rank adapters into their base model, or merge the files that "
+              "several processes wrote for a checkpoint, and write the result as a new run.",
           .examples = {"merge runs/adapters --out runs/merged",
                        "merge runs/adapters/checkpoints/step-00000500 --out runs/merged-500"},
           .flags = {{"out", "Write the merged run to this folder."}, weights_flag},

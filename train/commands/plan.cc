@@ -204,8 +204,8 @@ class PlanText {
                      f_.kept_checkpoints, " kept and one being written)"));
     if (d_.scratch_bytes == 0) return;
     line("disk: scratch files", bytes(d_.scratch_bytes) + (d_.ranks > 1 ? " of each process" : "") +
-                                    " while the run lasts, read and written in each step, which "
-                                    "the time of a step excludes");
+                                    " while the run lasts; each step reads and writes them, but "
+                                    "the time of a step excludes this");
   }
 
   const RunConfig& c_;

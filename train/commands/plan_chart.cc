@@ -65,7 +65,7 @@ std::string memory_chart(const std::vector<std::pair<std::string, Forecast>>& se
   double most = 0;
   for (const ChartRow& row : rows) most = std::max(most, *std::ranges::max_element(row.bytes));
 
-  // A bar consists of the letter of its setting. With more than two settings, the two letters
+  // A bar repeats the character of its setting. With more than two settings, the two characters
   // alternate.
   constexpr const char letters[] = "#=";
   std::string text;

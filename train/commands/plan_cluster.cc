@@ -241,7 +241,7 @@ Overrides keys_of(const ClusterPlan& p, const ParallelLayout& l) {
   return keys;
 }
 
-/// Returns the reason why Lathe can't train with a layout. Empty if it can.
+/// Returns the reason why Lathe can't train with a layout, or an empty string if it can.
 std::string lathe_fault(const ClusterPlan& p, const ParallelLayout& l) {
   const std::string fault = lathe_fault(l, p.step, p.cluster.software.sequence_parallel);
   return fault.empty() ? p.config_fault(keys_of(p, l)) : fault;

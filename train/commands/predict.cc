@@ -38,7 +38,7 @@ std::string number_text(Number x) {
 
 /// Returns the number with the fewest decimal digits that is within `tolerance` of x.
 double with_fewest_digits(double x, double tolerance) {
-  if (!std::isfinite(x)) return x;
+  if (!std::isfinite(x) || x == 0) return x;
   // Start with so few digits that neighboring decimals are more than two tolerances apart. Then at
   // most one decimal is within the tolerance. A shorter decimal is found as well, since it equals a
   // decimal of this length.
@@ -70,7 +70,7 @@ class PredictionFormat {
   /// `id` is the name of the column of ids ("file" for images). If `id` is empty, rows are
   /// numbered.
   PredictionFormat(bool json, bool classifies, std::string id, const ExampleEncoding& encoding);
-  /// Returns the header line of a CSV file. Empty for JSON Lines.
+  /// Returns the header line of a CSV file, or an empty string for JSON Lines.
   std::string header() const;
   /// Returns a text that is near the beginning of a file of predictions, for check_output().
   std::string mark() const;

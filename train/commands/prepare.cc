@@ -37,7 +37,8 @@ std::vector<const char*> text_flags() {
   return all;
 }
 
-/// Returns all input files, without the files that an interrupted command has left in --out.
+/// Returns all input files. Leaves out the folder --out if an input folder contains it, because an
+/// interrupted command may have left files in it.
 std::vector<fs::path> input_files(const Arguments& arguments) {
   return expand_inputs(arguments.positionals, arguments.get("out", ""));
 }
@@ -72,8 +73,8 @@ void check_file_flags(const Arguments& arguments, const DocumentSource& source) 
          "leave it out");
   if (arguments.get("invalid", "refuse") == "repair" && !texts)
     fail(Exit::usage,
-         "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are "
-         "refused");
+         "command line: --invalid repair is for texts; lines of JSON that are not UTF-8 are "
+         "refused; leave it out");
 }
 
 /// Returns the inputs as documents, with the options that choose how they are read.
@@ -208,8 +209,8 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
   return {part, path};
 }
 
-/// Returns a checksum that identifies the command: of the sources, the content of the tokenizer and
-/// of the chat template, and all options except the number of workers. Prepared sources are kept
+/// Returns a checksum that identifies the command. The checksum covers all options except
+/// --workers, and the contents of the tokenizer and of the chat template. Prepared sources are kept
 /// only if this checksum is unchanged.
 std::string identity(const Arguments& arguments) {
   std::string all;
@@ -371,6 +372,10 @@ Exit prepare_mixture(const Arguments& arguments) {
     paths.push_back(path);
     if (!fs::exists(path))
       fail(Exit::data, "there is no file ", path, ", which --source ", part.name, " names");
+    if (fs::is_directory(path) &&
+        (fs::weakly_canonical(out) / "").string().starts_with((fs::canonical(path) / "").string()))
+      fail(Exit::usage, "command line: --out ", out.string(), " is inside the folder of --source ",
+           part.name, "; write the mixture to another folder");
     check_not_parquet(path);
     check_not_compressed_table(path);
     if (is_example_file(path)) {
@@ -432,7 +437,7 @@ Command prepare_command() {
            {"source",
             "Name a source of a mixture as NAME=PATH:SHARE instead of IN. SHARE is the weight of "
             "PATH among the training windows, by default 1, and data.mix can set other weights. "
-            "It may be given several times."},
+            "This option may be given several times."},
            {"format",
             "Read the input as text, jsonl (a text on each line), instructions (lines with "
             "\"messages\", ShareGPT's \"conversations\", Alpaca's \"instruction\", \"input\" and "
@@ -452,7 +457,7 @@ Command prepare_command() {
            {"separator",
             "Split a text into documents at this string, such as <|endoftext|>, or the lines of a "
             "table into columns at one of , ; | and tab. By default, a text is one document, and "
-            "the name or first line of a table decides."},
+            "the name or first line of a table determines its separator."},
            {"dedup", "Drop documents that are byte for byte equal to an earlier one."},
            {"dedup-lines", "Drop lines of documents that occurred before in any document."},
            {"invalid",

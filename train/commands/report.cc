@@ -124,8 +124,8 @@ Json profile_json(const fs::path& path) {
   return json;
 }
 
-/// Returns a description of the machine that wrote the newest readable checkpoint. Empty if no
-/// checkpoint can be read.
+/// Returns a description of the machine that wrote the newest readable checkpoint, or an empty
+/// string if no checkpoint can be read.
 std::string machine_of(const fs::path& run) {
   for (const fs::path& checkpoint : list_checkpoints(run)) {
     try {
@@ -337,8 +337,8 @@ Command report_command() {
       .examples = {"report runs/quickstart", "report runs/a runs/b --out both.html"},
       .flags =
           {{"out",
-            "Write the page to this file. Default: report.html in the run's folder, or here for "
-            "several runs."},
+            "Write the page to this file. Default: report.html in the run's folder, or in the "
+            "current folder for several runs."},
            {"serve",
             "Rewrite the page at this interval in seconds until Ctrl-C, and let browsers reload "
             "it; 0 writes it once. Default: 0."},

@@ -97,7 +97,8 @@ Distance distance(const Series& a, const Series& b) {
       a.steps[i] < b.steps[k] ? ++i : ++k;
       continue;
     }
-    const double x = a.values[i], y = b.values[k], apart = std::fabs(x - y);
+    const double x = a.values[i], y = b.values[k];
+    const double apart = same_bits(x, y) ? 0 : std::fabs(x - y);
     ++d.steps;
     d.sum += apart;
     if (apart > d.largest) {
@@ -218,7 +219,7 @@ std::string text_of(const Comparison& c) {
     out << "The first logged step with different bits is " << c.differing_step << ", in "
         << c.differing_curves << ".\n";
   else
-    out << "All " << c.common << " logged steps that they have in common have the same bits.\n";
+    out << "All " << c.common << " logged steps that the runs have in common have the same bits.\n";
   return out.str();
 }
 

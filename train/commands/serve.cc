@@ -16,8 +16,8 @@ namespace {
 
 constexpr double grace_for_texts_s = 10, grace_for_answers_s = 5;
 
-/// Returns the API key that requests must send. Empty if they need no key. Throws Exit::usage if
-/// other machines could reach the server without a key.
+/// Returns the API key that requests must send, or an empty string if they need no key. Throws
+/// Exit::usage if other machines could reach the server without a key.
 std::string key_for(const std::string& host) {
   const char* const set = std::getenv("LATHE_API_KEY");
   const std::string key = set == nullptr ? "" : set;

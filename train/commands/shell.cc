@@ -49,8 +49,8 @@ std::string all_keys(const std::string& end) {
   return words;
 }
 
-/// Returns the values that a key may have, separated by spaces. Empty if the key has no list of
-/// choices.
+/// Returns the values that a key may have, separated by spaces, or an empty string if the key has
+/// no list of choices.
 std::string choices_of(const Field& field) {
   if (std::holds_alternative<bool>(field.initial)) return "true false";
   return joined(field.rule.choices);
@@ -252,8 +252,8 @@ std::string fish() {
     for (const Flag& flag : v.flags) {
       const std::string choices =
           flag.choices.empty() ? "" : " -f -a '" + joined(flag.choices) + "'";
-      text += after + (flag.name.size() == 1 ? "' -s " : "' -l ") + flag.name + " -r" + choices +
-              " -d " + quoted(flag.doc) + "\n";
+      text += after + (flag.name.size() == 1 ? "' -s " : "' -l ") + flag.name +
+              (v.switches.contains(flag.name) ? "" : " -r") + choices + " -d " + quoted(flag.doc) + "\n";
     }
     if (v.config_keys) with_keys += " " + v.name;
   }
@@ -282,7 +282,7 @@ std::string completion_script(const std::string& shell) {
   if (shell == "bash") return bash();
   if (shell == "zsh") return zsh();
   if (shell == "fish") return fish();
-  fail(Exit::usage, "lathe config completion ", shell, ": there are bash, zsh and fish");
+  fail(Exit::usage, "lathe config completion ", shell, ": the shell must be bash, zsh or fish");
 }
 
 std::string man_page() {
@@ -318,13 +318,13 @@ std::string man_page() {
   return text +
          ".SH EXIT STATUS\n0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable "
          "checkpoint, 5 diverged, 6 input or output, 7 a process was lost, 8 folder in use, 9 out "
-         "of memory or threads, 10 plan --fit found nothing, 75 stopped with a checkpoint (run it "
+         "of memory or threads, 10 nothing fits (plan), 75 stopped with a checkpoint (run it "
          "again to resume).\n"
          ".SH ENVIRONMENT\nLATHE_SECTION_KEY sets a key of the config. LATHE_CACHE names the "
          "folder for measurements of the machine. OMP_NUM_THREADS is the default of "
          "train.threads. NO_COLOR turns colors off.\n"
-         ".SH FILES\nThe folders share/lathe/configs and share/doc/lathe of the installation have "
-         "the configs of the examples and the documentation.\n";
+         ".SH FILES\nThe folder share/lathe/configs of the installation has the configs that the "
+         "examples use. The folder share/doc/lathe has the documentation.\n";
 }
 
 std::string cli_reference() {

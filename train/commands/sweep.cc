@@ -150,8 +150,8 @@ TrainConfig check_points(SweepPlan& plan, const SweepOptions& o, const fs::path&
     if (i > 0 && o.method == "asha" &&
         (c.steps != last.steps || c.eval_interval != last.eval_interval)) {
       fail(Exit::usage,
-           "command line: --method=asha compares runs at the same steps; leave train.steps and "
-           "train.eval_interval as one value");
+           "command line: --method=asha compares runs at the same steps; give train.steps and "
+           "train.eval_interval only one value each");
     }
     loaded.config.train.out_dir = (folder / names[i]).string();
     const RunData data = RunData::open(resolve_sources(std::move(loaded)));
@@ -240,9 +240,9 @@ Command sweep_command() {
             "Train this many runs at the same time, which share the machine's threads. Default: "
             "1."},
            {"method",
-            "Choose the points: grid takes every combination, random takes --samples of them, and "
-            "asha takes these and stops the worse points early (successive halving). Default: "
-            "grid, or random with --samples.",
+            "Choose the points: grid takes every combination, and random takes --samples of them. "
+            "asha takes --samples of them if the option is given and otherwise all, and stops the "
+            "worse points early (successive halving). Default: grid, or random with --samples.",
             {"grid", "random", "asha"}},
            {"samples",
             "Draw this many points; a key may then have a range, such as --optim.lr=1e-4..1e-2, "

@@ -250,7 +250,7 @@ Command tokenizer_command() {
            {"special",
             "When encoding, read the text of a special token as that token, as plain text, or "
             "refuse it. When training, add these special tokens, separated by commas, or none. "
-            "Default: token, and <|endoftext|>.",
+            "Default: token for encoding, and <|endoftext|> for training.",
             {"token", "text", "refuse", "none"}},
            {"out", "Write the trained tokenizer.json to this folder."},
            {"vocab-size",

@@ -25,8 +25,8 @@ Command train_command() {
       .flags =
           {{"verify-data", "Read all data first and compare it with its checksums."},
            {"force",
-            "Start a run on CPUs that needs far more memory, or disk for scratch files, than is "
-            "free."}},
+            "Start a run on CPUs even if it needs far more memory, or more disk space for scratch "
+            "files, than is free."}},
       .config_keys = true,
       .run = run_train,
       .switches = {"verify-data", "force"}};

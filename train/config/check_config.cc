@@ -255,7 +255,8 @@ void check_update_in_backward(const LoadedConfig& loaded) {
            "= \"bf16\", or leave memory.update_in_backward out");
   if (c.train.spike_sigma > 0)
     refuse("train.spike_sigma",
-           "before train.spike_sigma can decide to skip the step; leave one of the keys out");
+           "and updates its parameter before train.spike_sigma can decide to skip the step; leave "
+           "one of the keys out");
   if (c.log.layers > 0)
     refuse("log.layers", "and log.layers = ", c.log.layers,
            " needs all gradients; leave one of the keys out");
@@ -264,7 +265,7 @@ void check_update_in_backward(const LoadedConfig& loaded) {
            " needs all gradients; leave one of the keys out");
   if (c.dist.shard != "none")
     refuse("dist.shard", "and dist.shard = \"", c.dist.shard,
-           "\" exchanges them after the backward pass; leave one of them out");
+           "\" exchanges all gradients after the backward pass; leave one of the keys out");
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ std::string escaped(const std::string& text) {
 void check_paths(const std::string& config) {
   if (!is_utf8(config))
     fail(Exit::usage, "the config's path ", escaped(config),
-         " is not UTF-8; rename the file or folder whose name is not");
+         " is not UTF-8; rename the file or folder whose name is not UTF-8");
   std::error_code error;
   const std::string here = fs::current_path(error).string();
   if (error)

@@ -59,8 +59,8 @@ std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
       places.erase(found);
   }
 
-  // Number only the first merge that makes each token, so that exporting an imported file
-  // reproduces its scores.
+  // Number only the first merge that makes each token, so that a file that Lathe wrote has the same
+  // scores after it is imported and exported again.
   float made = 0;
   for (const auto& [a, b] : d.merges) {
     const auto found =

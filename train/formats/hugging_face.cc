@@ -234,7 +234,7 @@ void export_hugging_face(const ExportOptions& o) {
           "transformers 5 splits the text for a model of type qwen2 as Qwen 2 does, whatever "
           "tokenizer.json says; "
           "load ",
-          "this tokenizer by PreTrainedTokenizerFast, not by AutoTokenizer");
+          "this tokenizer with PreTrainedTokenizerFast, not with AutoTokenizer");
     }
   } else {
     log_warn(

@@ -42,9 +42,9 @@ std::vector<float> divisors_of(const Llama3Scaling& s) {
   return divisors;
 }
 
-/// Returns a scaling whose divisors equal `divisors` to float32's accuracy, or nullopt if none is
-/// found. The divisors depend only on the ratios of context, low and high, so low is set to 1, its
-/// value in all published models.
+/// Returns a scaling whose divisors equal `divisors` within a relative tolerance of 2e-5. Returns
+/// nullopt if none is found. The divisors depend only on the ratios of context, low and high, so
+/// low is set to 1, its value in all published models.
 std::optional<Llama3Scaling> scaling_of(const std::vector<float>& divisors, double theta,
                                         double factor) {
   const std::vector<double> waves = waves_of(theta, 2 * std::ssize(divisors));
@@ -147,8 +147,8 @@ void read_rope_keys(ConfigKeys& c, const GGUFFacts& facts, int64_t width, ModelK
   if (!found)
     c.refuse(
         key("freq_base"),
-        "rope_freqs.weight does not have llama3's scaling of the angles, the only scaling that "
-        "this build computes");
+        "rope_freqs.weight has neither equal elements nor llama3's scaling of the angles, and this "
+        "build computes no other scaling");
   model["rope_scaling"] = std::string("llama3");
   model["rope_factor"] = found->factor;
   model["rope_low_freq_factor"] = found->low;

@@ -92,7 +92,7 @@ std::string OnnxGraph::unique(const std::string& name) {
 
 void OnnxGraph::add_input(const std::string& name, OnnxType type,
                           const std::vector<OnnxDim>& dims) {
-  LATHE_CHECK(unique(name) == name, "an ONNX graph has ", name, " twice");
+  LATHE_CHECK(unique(name) == name, "two values of an ONNX graph have the name ", name);
   values_ += bytes_field(11, value_info(name, type, dims));
 }
 

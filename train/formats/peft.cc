@@ -59,8 +59,8 @@ PeftConfig read_peft_config(const fs::path& folder) {
   if (json.contains("bias") && json["bias"] != "none")
     fail(Exit::checkpoint, where, ": \"bias\" must be none: this build's adapters have no biases");
 
-  // The values of the following keys follow from the tensors, or do not change what adapters
-  // compute.
+  // The code above and below this list reads or checks some of the following keys. The values of
+  // the other keys follow from the tensors, or do not change what adapters compute.
   static const std::set<std::string> passed{"auto_mapping",
                                             "base_model_name_or_path",
                                             "bias",
@@ -103,9 +103,11 @@ PeftConfig read_peft_config(const fs::path& folder) {
                .alpha = json_real(json, "lora_alpha", where, Exit::checkpoint),
                .dora = flag("use_dora")};
   // Rank-stabilized adapters are scaled by alpha / sqrt(r), but Lathe scales adapters by alpha / r.
-  if (flag("use_rslora")) c.alpha *= std::sqrt(static_cast<double>(c.rank));
+  const bool is_stabilized = flag("use_rslora");
+  if (is_stabilized) c.alpha *= std::sqrt(static_cast<double>(c.rank));
   if (!(c.alpha > 0) || c.alpha > 1e6)
-    fail(Exit::checkpoint, where, ": lora_alpha must be above 0 and at most 1000000");
+    fail(Exit::checkpoint, where, ": lora_alpha", is_stabilized ? " * sqrt(r), the scale," : "",
+         " must be above 0 and at most 1000000");
   return c;
 }
 

@@ -87,7 +87,7 @@ std::string repeated(const std::string& pattern, size_t layers) {
   return digits;
 }
 
-/// Returns a pattern whose every `interval`-th digit is a 0.
+/// Returns a pattern of `interval` digits, of which only the last is 0.
 std::string zero_at_each(int64_t interval) {
   return std::string(static_cast<size_t>(interval - 1), '1') + "0";
 }
@@ -140,7 +140,7 @@ std::string read_window_layers(const LlamaVariant& variant, ConfigKeys& c, size_
 void read_rope(const LlamaVariant& variant, ConfigKeys& c, int64_t context, ModelKeys& model) {
   const bool together = c.has("rope_parameters");
   ConfigKeys rope = c.part(together ? "rope_parameters" : "rope_scaling");
-  // config.json or its object `rope` may hold the key rope_theta; the value in `rope` has
+  // The key rope_theta may be in the object `rope` or outside of it. The value in `rope` has
   // precedence.
   const double theta = c.real("rope_theta", variant.rope_theta);
   const double local_theta = variant.has_local_rope ? c.real("rope_local_base_freq", 10000.0) : 0;

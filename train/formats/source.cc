@@ -153,19 +153,20 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data) {
   const auto classifies = [](const ExampleEncoding& e) { return e.targets.mean.empty(); };
   if (own.input_sizes != theirs.input_sizes || own.outputs != theirs.outputs ||
       classifies(own) != classifies(theirs)) {
-    fail(Exit::data, c.data.dir, " has examples of other sizes or another task than the data that ",
+    fail(Exit::data, c.data.dir,
+         " differs in the sizes of its examples or in its task from the data that ",
          source.string(), " was trained on; leave out ", key,
          ", or prepare the data in the same way");
   }
   check_compatible_encoding(
       theirs, own, c.data.dir,
-      "; to begin with these weights, the data must have the same classes and "
+      "; to start from these weights, the data must have the same classes and "
       "columns");
 
   data.normalize_as(theirs);
   const bool is_changed = own.inputs != theirs.inputs || own.targets != theirs.targets;
   if (is_changed && !kept_encoding(data.facts())) {
-    fail(Exit::data, c.data.dir, " has other statistics than the data of ", source.string(),
+    fail(Exit::data, c.data.dir, " has different statistics from the data of ", source.string(),
          ", and too many of them to keep in a checkpoint; prepare both in the same way");
   }
 }

@@ -20,7 +20,7 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
                                                std::string("/\\\0", 3)) == std::string::npos;
     if (!plain || !file.get_ref<const std::string&>().ends_with(".safetensors"))
       fail(Exit::checkpoint, where, ": the file of \"", tensor,
-           "\" must be the name of a .safetensors file beside it");
+           "\" must be a .safetensors file in the folder of the index");
     files[tensor] = file.get<std::string>();
   }
   return files;

@@ -82,7 +82,7 @@ std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor&
   h.sum = t.sum(at::kDouble).item<double>();
   h.sum_squares = t.to(at::kDouble).square().sum().item<double>();
 
-  // A histogram needs values that differ: equal values span no range to divide into bins.
+  // If all values are equal, their range can't be divided into bins, so return a single bin.
   constexpr int64_t bins = 64;
   if (h.min == h.max) {
     h.limits = {h.max}, h.counts = {static_cast<double>(t.numel())};

@@ -126,8 +126,8 @@ struct StackedBatches {
 };
 
 /// Reads a bundle's micro-batches. Throws Exit::checkpoint if their sizes, dtypes or ids do not fit
-/// the run's task. If a program has added the task to Lathe, checks only the number of
-/// micro-batches.
+/// the run's task. If a program has added the task to Lathe, and the task is not on tokens, checks
+/// only the number of micro-batches.
 class BundleBatches {
  public:
   BundleBatches(const fs::path& path, const Session& s)

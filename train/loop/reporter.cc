@@ -97,7 +97,8 @@ void StepReporter::report_once(const StepResult& result) {
 }
 
 void StepReporter::restart_step_timer() {
-  // On a GPU, steps run before their results are reported. The time of these steps still counts.
+  // On a GPU, steps may have run whose results are not reported yet. Their next report covers the
+  // time since the last report, so the timer must not restart before it.
   if (last_report_step_ == state_.step) last_report_time_ = Clock::now();
 }
 

@@ -31,7 +31,8 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
 
   // An evaluation that was interrupted is not due if the run no longer evaluates.
   if (session_.config.train.eval_interval == 0) state_.eval_due = false;
-  // Once the run has a checkpoint, "never" would keep its own config from resuming it.
+  // Record "auto" instead of "never", so that the recorded config can resume the run once the run
+  // has a checkpoint.
   if (session_.config.checkpoint.resume == "never") session_.config.checkpoint.resume = "auto";
   // Checkpoints record the settings and the hardware that this process trains with.
   state_.base_hash = base_hash(loaded.base);
@@ -178,7 +179,8 @@ Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due,
 }
 
 /// Prepares the run folder to continue from the checkpoint: removes what a killed process left,
-/// records the config, and opens the log and the metrics, truncated at the checkpoint's step.
+/// records the config, and opens the log and the metrics. Truncates the metrics at the checkpoint's
+/// step.
 MetricsSinks Run::open_run_folder() {
   fault_point("start: locked");
   clean_checkpoints(run_);
@@ -297,7 +299,7 @@ Exit Run::save_and_stop(Checkpointer& checkpoints, const StopController& stop) {
     why = "paused by train.pause_at";
   }
   log_info(why, " after step ", state_.step,
-           paused ? "; run it again with another train.pause_at to resume"
+           paused ? "; run the same command with another train.pause_at to resume"
                   : "; run the same command again to resume");
   return Exit::stopped;
 }

@@ -37,7 +37,7 @@ CheckpointSaver::~CheckpointSaver() {
   try {
     wait();
   } catch (const Error& e) {
-    // The training thread reports lost ranks, so this thread does not report them.
+    // The training loop fails with its own error if a rank is lost, so do not report it twice.
     if (e.code() != Exit::peer_lost) log_warn(e.what());
   } catch (const std::exception& e) {
     log_warn(e.what());

@@ -20,7 +20,8 @@ std::atomic<int> asked{0}, interrupts{0}, uninterrupted{0};
 std::atomic<int64_t> step_begun{0}, step_done{0}, step_saved{-1};
 std::atomic<const char*> stops_when{""};
 std::atomic<bool> clears_line{false}, counts_steps{false}, is_silent{false};
-static_assert(std::atomic<int64_t>::is_always_lock_free &&
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free &&
+              std::atomic<bool>::is_always_lock_free &&
               std::atomic<const char*>::is_always_lock_free);
 
 /// Composes one line for standard error without allocating memory.
@@ -81,7 +82,7 @@ void on_signal(int which) {
     Sentence()
         .add("stopping ")
         .add(stops_when)
-        .add(which == SIGINT ? " (again to stop immediately)" : "")
+        .add(which == SIGINT ? " (press Ctrl-C again to stop immediately)" : "")
         .say();
   }
   errno = error;

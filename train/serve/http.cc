@@ -172,7 +172,7 @@ class HttpServer::Impl final : public httplib::Server {
     // raises this limit.
     constexpr int waiting_connections = 1024;
     if (::listen(svr_sock_, waiting_connections) != 0)
-      log_warn("only few connections can wait: ", std::strerror(errno));
+      log_warn("only a few connections can wait to be accepted: ", std::strerror(errno));
   }
 
   int port() const { return port_; }
@@ -210,10 +210,10 @@ class HttpServer::Impl final : public httplib::Server {
       sockets_.insert(socket);
     }
     // Allow for the head of the request, which is short, and for the framing of a chunked body,
-    // which is not longer than the body.
+    // which takes at most 5 bytes for each byte of the body.
     Connection connection(
         socket, is_stopping_,
-        {.bytes = (64 << 10) + 2 * options_.max_body, .seconds = options_.max_answer_seconds});
+        {.bytes = (64 << 10) + 6 * options_.max_body, .seconds = options_.max_answer_seconds});
     current = &connection;
     Stream stream(connection);
     bool is_busy = false, is_closed = false, done = false;

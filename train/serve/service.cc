@@ -61,7 +61,7 @@ std::shared_ptr<Reply> Service::start(std::string_view body, bool is_chat) const
   const size_t texts = (is_chat ? 1 : request.prompts.size()) * static_cast<size_t>(request.n);
   if (texts > most_texts) {
     throw ApiError(400, str("the request asks for ", texts, " texts; ask for at most ", most_texts),
-                   "", "n");
+                   "", request.n > 1 ? "n" : "prompt");
   }
   if (!request.has_seed) {
     std::random_device random;
@@ -77,7 +77,7 @@ std::shared_ptr<Reply> Service::start(std::string_view body, bool is_chat) const
   switch (scheduler_.submit(answer->texts(), answer, deadline)) {
     case Scheduler::Submitted::accepted: break;
     case Scheduler::Submitted::full:
-      throw ApiError(429, "too many requests wait already; send this request again later",
+      throw ApiError(429, "too many requests are already waiting; send this request again later",
                      "rate_limit_exceeded");
     case Scheduler::Submitted::stopping:
       throw ApiError(503, "the server is stopping", "server_stopping");

@@ -18,9 +18,9 @@ std::string frozen_name(const RunConfig& c, const std::string& key) {
   return key.empty() ? "" : std::get<std::string>(c.schema().get(&c, *c.schema().find(key)));
 }
 
-/// Returns the context length with which to read a Hugging Face folder. Returns model.block_size if
-/// the key is given and the run begins with the folder's weights. Otherwise, returns 0, which means
-/// the context length that the model was made for.
+/// Returns the context length with which to read the Hugging Face folder that the key `key` names.
+/// Returns model.block_size if the user gave it and the run begins with the folder's weights.
+/// Otherwise, returns 0, which means the context length that the model was made for.
 int64_t context_of(const LoadedConfig& loaded, const std::string& key) {
   const bool is_given = loaded.origins.contains("model.block_size");
   return key == "train.init_from" && is_given ? model_context(loaded.config) : 0;
@@ -95,8 +95,8 @@ void check_kind(const LoadedConfig& loaded, const std::string& key, const std::s
   }
   if (loaded.config.data.documents == "separate" && !kind.separates_documents) {
     fail(Exit::usage, where, ": ", key, ": ", name, " has a model of kind ", kind.name,
-         ", which can't keep documents of a window apart; use a gpt or llama, or set "
-         "data.documents = \"joined\"");
+         ", which can't keep documents of a window apart; name a model of kind gpt or llama, or "
+         "set data.documents = \"joined\"");
   }
 }
 
@@ -108,18 +108,21 @@ LoadedConfig resolve_frozen(LoadedConfig loaded, const Task& task, const Dataset
   const std::string name = frozen_name(loaded.config, key), where = origin_of(loaded, key);
   if (name.empty()) fail(Exit::usage, where, ": the task ", task.name(), " needs ", key);
 
+  std::optional<HuggingFaceFolder> folder;
   try {
-    if (is_hugging_face(name)) {
-      const HuggingFaceFolder folder(name, context_of(loaded, key));
-      check_same_tokenizer(loaded, key, tokenizer_of(name, folder), facts);
-      loaded.frozen_model = folder.model();
-      loaded.frozen = name;
-      check_context(loaded, key);
-      return loaded;
-    }
-    loaded.frozen = find_checkpoint(name);
+    if (is_hugging_face(name))
+      folder.emplace(name, context_of(loaded, key));
+    else
+      loaded.frozen = find_checkpoint(name);
   } catch (const Error& e) {
     fail(e.code(), where, ": ", key, ", which the task ", task.name(), " needs: ", e.what());
+  }
+  if (folder) {
+    check_same_tokenizer(loaded, key, tokenizer_of(name, *folder), facts);
+    loaded.frozen_model = folder->model();
+    loaded.frozen = name;
+    check_context(loaded, key);
+    return loaded;
   }
 
   const RunState state = read_state(loaded.frozen);

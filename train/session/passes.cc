@@ -36,7 +36,7 @@ at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute com
 
 namespace {
 
-/// Makes passes use a session's keys of [memory] and train.detect_anomaly until destroyed.
+/// Makes passes use a session's keys of [memory] and train.detect_anomaly while this object exists.
 class PassScope {
  public:
   explicit PassScope(const Session& s)
@@ -67,10 +67,9 @@ class PassScope {
     check_buffers();
     const std::string& policy = session_.config.memory.recompute;
     if (policy != "none" && blocks_ == 0 && mode().stage == nullptr) {
-      fail(Exit::usage, "memory.recompute = \"", policy, "\" has no effect: model.kind = \"",
-           session_.config.model.kind,
-           "\" ran no blocks by run_blocks() (autograd/recompute.h); set memory.recompute to "
-           "\"none\"");
+      fail(Exit::usage, "memory.recompute = \"", policy,
+           "\" applies to no block that model.kind = \"", session_.config.model.kind,
+           "\" ran with run_blocks() (autograd/recompute.h); set memory.recompute to \"none\"");
     }
     if (sequence_ && !sequence_->ran_blocks()) refuse_hidden_blocks("dist.sequence_parallel");
     return loss;

@@ -7,8 +7,8 @@ namespace lathe {
 
 RankGroup rank_group(int64_t size, int64_t stride, int64_t gpus_per_node) {
   const int64_t in_node = std::clamp<int64_t>(gpus_per_node / stride, 1, size);
-  // Assume that all nodes have the same number of members of the group. If the last node has fewer
-  // members, it counts as a fraction of a node.
+  // Assume that all nodes have the same number of members of the group, except that the last node
+  // may have fewer. The last node then counts as a fraction of a node.
   return {static_cast<double>(size), static_cast<double>(in_node)};
 }
 

@@ -190,7 +190,7 @@ LinkModel HardwareTable::link(const std::string& name) const {
   });
   if (found != links.end()) return *found;
 
-  // Accept any other rate in Gbit/s for each GPU, with the latency of the table's links.
+  // Accept any other rate, such as 25G, with the default latency.
   const bool has_unit = !name.empty() && (name.back() == 'G' || name.back() == 'g');
   const auto rate = integer_between(has_unit ? name.substr(0, name.size() - 1) : "", 1, 100000);
   if (!rate) {
@@ -233,7 +233,7 @@ HardwareTable read_hardware(const std::string& path) {
                                           entry.where);
     } else {
       fail(Exit::usage, entry.where, ": ", printable_line(entry.key),
-           " is not a part of such a file; it has [[cluster.gpu]], [[cluster.link]], "
+           " is not a key of a --cards file, which has only [[cluster.gpu]], [[cluster.link]], "
            "[[cluster.software]] and [constants]");
     }
   }

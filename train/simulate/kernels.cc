@@ -17,7 +17,7 @@ double KernelModel::peak(MatmulDtype dtype) const {
     case MatmulDtype::fp8:
       if (gpu.fp8_tflops <= 0) {
         fail(Exit::usage, "the GPU ", printable_line(gpu.name),
-             " has no fp8 rate; use --amp.dtype=bf16 or a GPU of the Hopper or Ada generation");
+             " has no fp8 rate; use --amp.dtype=bf16 or a GPU that supports fp8, such as h100");
       }
       return gpu.fp8_tflops * 1e12;
   }

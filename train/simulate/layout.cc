@@ -143,7 +143,7 @@ std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorklo
   }
   if (l.pipeline > 1 && m < l.pipeline) {
     advice.push_back(str("there are fewer micro-batches (", m, ") than stages (", l.pipeline,
-                         "), so most of the step is bubble"));
+                         "), so the stages are idle for a large part of the step"));
   }
   return advice;
 }
@@ -164,7 +164,7 @@ std::string lathe_fault(const ParallelLayout& l, const StepWorkload& step, bool 
   if (l.virtual_stages > 1 && l.shard > 1)
     return "dist.virtual_stages above 1 needs dist.shard = \"none\" or \"optimizer\"";
   if (l.virtual_stages > 1 && l.micro_batches(step.global_batch) % l.pipeline != 0)
-    return "with dist.virtual_stages above 1, the stages must divide the micro-batches";
+    return "dist.virtual_stages above 1 needs a number of micro-batches that dist.pipeline divides";
   if (l.shard == 3 && l.recompute == Recompute::none)
     return "dist.shard = \"parameters\" needs memory.recompute = \"blocks\" or \"selective\"";
   if (l.tensor == 1) return "";

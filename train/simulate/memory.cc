@@ -91,7 +91,8 @@ double layer_activations(const StepWorkload& step, const ParallelLayout& l,
   const double attended = queries * (input < e ? e + input : e);
   const double inner = attended + (keeps_half ? e * products / 2 : e * products + input * hidden);
 
-  // Count softmax, its dropout mask and its output: 5 a s / h of Korthikanti et al.
+  // Count the output of the softmax and, with dropout, the mask and the output of dropout: the term
+  // 5 a s / h of Korthikanti et al.
   const double scores = is_fused || is_selective
                             ? 0
                             : tokens * as_double(s.sequence) * as_double(s.heads) *

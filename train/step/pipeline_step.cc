@@ -153,7 +153,9 @@ std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t 
   const int64_t all = micro_batches * parts, behind = stages - stage - 1;
   const int64_t other_parts = parts - 1;
   const int64_t ahead = std::min(parts == 1 ? behind : 2 * behind + other_parts * stages, all);
-  // With a single part, a group consists of one micro-batch.
+  // If stages have several parts, a stage runs each part for a group of micro-batches before it
+  // runs the next part. A group has as many micro-batches as there are stages. With a single part,
+  // a group consists of one micro-batch.
   const int64_t group = parts == 1 ? 1 : stages, in_group = group * parts;
   const auto pass = [&](int64_t i, bool is_backward) {
     const auto part = static_cast<int>(i % in_group / group);

@@ -43,8 +43,8 @@ void DeferRunningStatistics::apply() {
     return;
   }
 
-  // The shape is [ranks, elements]. Each rank recorded the same layers in the same order for each
-  // of its micro-batches.
+  // The gathered tensor has the shape [ranks, elements]. Each rank recorded the same layers in the
+  // same order for each of its micro-batches.
   std::vector<at::Tensor> mine;
   for (const RunningStatistic& s : recorded_) mine.push_back(s.value.reshape({-1}));
   const at::Tensor all = world().gather_over_data(at::cat(mine).unsqueeze(0));

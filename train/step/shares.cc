@@ -33,7 +33,7 @@ void check_stages(const LoadedConfig& loaded) {
   if (c.memory.update_in_backward)
     refuse("updates in the backward pass", "memory.update_in_backward");
   if (c.memory.offloads("parameters")) refuse("parameters on disk", "memory.offload");
-  if (c.memory.offloads("activations")) refuse("activations on disk", "memory.offload");
+  if (c.memory.offloads("activations")) refuse("offloaded activations", "memory.offload");
 }
 
 /// Throws Exit::usage if other keys of the config or the number of micro-batches are not supported
@@ -81,7 +81,8 @@ void refuse_grid(const LoadedConfig& loaded, const GridSizes& sizes, int64_t all
 std::string same_global_batch(const RunConfig& config, int64_t processes) {
   const TrainConfig& c = config.train;
   const int64_t global = c.grad_accum * c.batch_size;
-  // With dist.virtual_stages, the stages must divide the micro-batches of each process.
+  // With dist.virtual_stages, the number of stages must divide each process's number of
+  // micro-batches.
   const bool takes_turns = config.dist.pipeline > 1 && config.dist.virtual_stages > 1;
   const int64_t step = processes * (takes_turns ? config.dist.pipeline : 1);
   const int64_t first = (c.grad_accum + step - 1) / step * step,
@@ -127,7 +128,7 @@ void check_process_count(const LoadedConfig& loaded, int64_t all) {
     fail(Exit::usage, origin_of(loaded, "memory.update_in_backward"),
          ": memory.update_in_backward needs one micro-batch of a step per ",
          processes > 1 ? "group of processes" : "process",
-         ", since accumulated gradients stay between "
+         ", since accumulated gradients stay in memory between "
          "micro-batches; set train.grad_accum = ",
          processes, ", not ", c.grad_accum, ", or leave memory.update_in_backward out");
   }

@@ -19,8 +19,8 @@ namespace {
 constexpr size_t header_size = 10;
 
 at::Tensor header_of(const at::Tensor& t) {
-  LATHE_CHECK(t.dim() + 2 <= static_cast<int64_t>(header_size), "a tensor of ", t.dim(),
-              " dims between blocks");
+  LATHE_CHECK(t.dim() + 2 <= static_cast<int64_t>(header_size), "blocks exchange a tensor of ",
+              t.dim(), " dimensions, which is more than 8");
   at::Tensor header = at::zeros({static_cast<int64_t>(header_size)}, at::kLong);
   auto* const fields = header.mutable_data_ptr<int64_t>();
   fields[0] = static_cast<int64_t>(t.scalar_type());

@@ -19,7 +19,7 @@ ExampleEncoding encoding_of(const fs::path& run, const RunState& state, const Ru
   if (!encoding)
     fail(Exit::data, dir,
          " does not record how its inputs were prepared; `lathe predict` and `lathe export` need "
-         "data that `lathe prepare` made of tables, arrays and images");
+         "data that `lathe prepare` made from tables, arrays or images");
   if (encoding->input_sizes != state.sizes.input || encoding->outputs != state.sizes.outputs)
     fail(Exit::data, dir, " is not the data that ", run.string(),
          " was trained on; put the run's data back");

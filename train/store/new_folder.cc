@@ -48,8 +48,8 @@ NewFolder::~NewFolder() {
 
   claim_.reset();
   std::error_code error;
-  // The claim removes the folder only if it created the folder. Remove a folder that a killed
-  // command left as well.
+  // The claim removes the folder only if it created the folder. Also remove a folder that a killed
+  // command left.
   fs::remove(unfinished_, error);
 }
 
@@ -64,8 +64,8 @@ void NewFolder::check_free() const {
   }
 
   if (fs::exists(fs::symlink_status(unfinished_)) && !is_left_by_a_command(unfinished_)) {
-    fail(Exit::usage, unfinished_.string(), " was not left by lathe, and ", path_.string(),
-         " is written under that name first; rename that folder, or give another --out");
+    fail(Exit::usage, unfinished_.string(), " was not left by lathe, but ", path_.string(),
+         " is first written under this name; rename it, or give another --out");
   }
 }
 

@@ -203,7 +203,7 @@ class StateReader {
   std::string where_;
 };
 
-/// Throws Exit::checkpoint if fields are not consistent with each other.
+/// Throws Exit::checkpoint if fields are not consistent with each other, or have impossible values.
 void check_state(const RunState& s, const std::string& where) {
   if (s.val_loss.has_value() != s.best_val_loss.has_value())
     fail(Exit::checkpoint, where,
@@ -258,8 +258,8 @@ std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& info) {
 void check_tokenizer(const fs::path& data, const DatasetInfo& info, const RunState& state) {
   if (info.tokenizer && state.tokenizer && *info.tokenizer != *state.tokenizer) {
     fail(Exit::data, data.string(),
-         " was made with another tokenizer or vocabulary than the run's data, so its loss would be "
-         "meaningless; prepare the data with the run's tokenizer");
+         " was made with a different tokenizer or vocabulary than the run's data, so its loss "
+         "would be meaningless; prepare the data with the run's tokenizer");
   }
 }
 

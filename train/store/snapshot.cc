@@ -273,7 +273,7 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
     const auto [least, largest] = at::aminmax(t);  // both are NaN if an element is NaN
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {
       fail(Exit::diverged, "after step ", step, " the parameter ", p.path,
-           " has elements that are not finite, so no checkpoint of it is written; lower optim.lr, "
+           " has elements that are not finite, so this step is not saved; lower optim.lr, "
            "lower or set optim.grad_clip, and run the same command again to resume from the "
            "previous checkpoint");
     }

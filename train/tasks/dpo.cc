@@ -38,7 +38,7 @@ class Dpo final : public TokenTask {
                     .config = AnyConfig::of<DpoConfig>()};
   }
 
-  /// Checks that there are pairs to learn from, a model to begin with, and an even batch size.
+  /// Checks that there are pairs to learn from, a model to start from, and an even batch size.
   ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override {
     const RunConfig& c = loaded.config;
     if (!data.facts().pairs) {
@@ -48,7 +48,7 @@ class Dpo final : public TokenTask {
     }
     if (!has_adapters(c) && c.train.init_from.empty()) {
       fail(Exit::usage, origin_of(loaded, "train.init_from"),
-           ": the task dpo needs a model to begin with, which is also its reference; set "
+           ": the task dpo needs a model to start from, which is also its reference; set "
            "train.init_from or adapters.base");
     }
     if (c.train.batch_size % 2 != 0) {

@@ -54,7 +54,7 @@ ModelSizes TokenTask::fit(const LoadedConfig& loaded, const Data& data) const {
   }
   if (vocab_size < known) {
     fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": model.vocab_size = ", vocab_size,
-         " is smaller than the ", known, " tokens of ", c.data.dir,
+         " is smaller than the vocabulary of ", known, " tokens of ", c.data.dir,
          "; leave model.vocab_size out or raise it");
   }
 

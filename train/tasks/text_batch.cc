@@ -3,9 +3,9 @@
 // each row of a matrix product is summed separately in one order, that attention processes the same
 // blocks of keys, and that rows are independent. The same holds for bfloat16 on CPUs that multiply
 // bfloat16 numbers in float32. With ATen's kernels, native bfloat16 or quantized weights, a single
-// row is summed in another order than many rows, so logits are equal only up to rounding. A token
-// then differs only if this rounding decides: between two tokens that are almost equally likely, or
-// if a draw falls almost on the boundary between two tokens.
+// row is summed in a different order than many rows, so logits are equal only up to rounding. This
+// rounding changes a token only if two tokens are almost equally likely, or if a draw falls almost
+// on the boundary between two tokens.
 #include "train/tasks/text_batch.h"
 
 #include <ATen/ops/tensor.h>

@@ -71,7 +71,8 @@ std::string no_layer_text(const RunConfig& config) {
   return str(
       "adapters.rank = ", adapters_of(config).rank,
       " has no effect: adapters are added to linear layers, but model.kind = \"", config.model.kind,
-      "\" has no linear layer beside its head; leave [adapters] out to train the complete model");
+      "\" has no linear layer other than its head; leave [adapters] out to train the complete "
+      "model");
 }
 
 /// Returns whether a model of the config has no layer for adapters; false if this is unknown.

@@ -300,7 +300,7 @@ TEST_CASE("texts are split at separators, and long ones are read in parts withou
     std::string overlapping;
     for (int i = 0; overlapping.size() < 3'000'000; ++i)
       overlapping += std::string(static_cast<size_t>(1 + i % 5), 'x') +
-                     std::string(static_cast<size_t>(2 + i % 7), '\n');
+                     std::string(static_cast<size_t>(3 + 2 * (i % 3)), '\n');
     write_file(f / "lines.txt", overlapping);
     DocumentOptions lines{.source = {.files = {(f / "lines.txt").string()}, .separator = "\n\n"},
                           .out = f / "lines"};

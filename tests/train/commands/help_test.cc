@@ -284,6 +284,10 @@ TEST_CASE("completion and the man page name every command and key", "[help]") {
       for (const Flag& flag : v.flags) {
         const std::string fish = (flag.name.size() == 1 ? "-s " : "-l ") + flag.name + " ";
         CHECK(script.find(shell == "fish" ? fish : flag.typed()) != std::string::npos);
+        // In fish, -r marks an option that takes a value.
+        const bool takes_value =
+            script.find("from " + v.name + "' " + fish + "-r ") != std::string::npos;
+        if (shell == "fish") CHECK(takes_value != v.switches.contains(flag.name));
       }
     }
     for (const Field& field : all_fields()) {
@@ -300,7 +304,7 @@ TEST_CASE("completion and the man page name every command and key", "[help]") {
   for (const Field& field : all_fields())
     CHECK_THAT(text, ContainsSubstring("\n.B --" + field.key + "="));
   CHECK_THAT(error_of([] { completion_script("tcsh"); }),
-             ContainsSubstring("tcsh") && ContainsSubstring("bash, zsh and fish"));
+             ContainsSubstring("tcsh") && ContainsSubstring("bash, zsh or fish"));
 
   // Run the script in bash.
   const TempFolder f;
