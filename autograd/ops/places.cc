@@ -93,7 +93,7 @@ Variable scatter_add(const Variable& x, int64_t dim, const at::Tensor& index, co
   LATHE_CHECK(fits || index.numel() == 0, "scatter_add(", describe(x.data()), ", ",
               describe(src.data()), "): index ", describe(index),
               " must be within src's shape, and within x's except along dim ", along);
-  if (index.numel() == 0) return add_scalar(x, 0);
+  if (index.numel() == 0) return x + 0;
   Variable part = src;
   for (int64_t d = 0; d < x.dim(); ++d) {
     if (index.size(d) < src.size(d)) part = slice(part, d, 0, index.size(d));

@@ -224,6 +224,8 @@ class JinjaRun {
                           {"index0", i},
                           {"first", i == 0},
                           {"last", i + 1 == n},
+                          {"revindex", n - i},
+                          {"revindex0", n - i - 1},
                           {"length", n}});
       run(at + 1, end);
       scope_.pop();

@@ -269,6 +269,7 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
   }
 
   BoundaryTokens marks = tokenizer.marks();
+  if (d.begin >= 0) marks.begin = d.begin;  // the settings may not name the token
   // If a file names no token that ends texts, llama.cpp ends a text at token 11 of a byte-level
   // BPE.
   if (marks.end < 0) marks.end = marks.turn_end;

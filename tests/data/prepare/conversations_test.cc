@@ -368,6 +368,7 @@ TEST_CASE("chat templates are rendered as jinja2 renders them, and hostile ones 
        "{% endfor %}",
        "1 u1 False2u2True"},
       {"{% for m in messages if false %}a{% endfor %}{{ m is defined }}", "False"},
+      {"{% for m in messages %}{{ loop.revindex }}{{ loop.revindex0 }}{% endfor %}", "322110"},
       {"{% set x = [messages] %}", none},
       {"{{ nothing.x }}", none},
       {"{{ 1 + 'a' }}", none},
