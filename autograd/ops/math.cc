@@ -229,7 +229,8 @@ Variable like(const Variable& x, double value) {
   // Placeholders of fused() are meta tensors, but the fused op runs on the CPU.
   const at::Device device = mode().chain != nullptr ? at::Device(at::kCPU) : x.data().device();
   at::TensorOptions options = x.data().options().device(device);
-  // As in PyTorch, an integer x and a number that is not whole, or not finite, give floating-point results.
+  // As in PyTorch, an integer x and a number that is not whole, or not finite, give floating-point
+  // results.
   const bool is_whole = std::isfinite(value) && value == std::floor(value);
   if (c10::isIntegralType(x.dtype(), /*includeBool=*/true) && !is_whole)
     options = options.dtype(at::kFloat);

@@ -209,18 +209,18 @@ Exit bench_generate(const Arguments& arguments) {
 
   const auto bytes = static_cast<double>(bytes_read(*w.model));
   Json result{{"params", count(parameters(*w.model))},
-                        {"load_dtype", w.dtype},
-                        {"threads", at::get_num_threads()},
-                        {"batch", batch},
-                        {"prompt", prompt},
-                        {"tokens", tokens},
-                        {"prefill_tokens_per_s", static_cast<double>(batch * prompt) / prefill},
-                        {"decode_ms", 1e3 * decode},
-                        {"decode_ms_min", 1e3 * fastest},
-                        {"decode_tokens_per_s", static_cast<double>(batch) / decode},
-                        {"weight_bytes", bytes},
-                        {"weight_bytes_per_s", bytes / decode},
-                        {"peak_rss_mb", static_cast<double>(peak_rss_bytes()) / (1 << 20)}};
+              {"load_dtype", w.dtype},
+              {"threads", at::get_num_threads()},
+              {"batch", batch},
+              {"prompt", prompt},
+              {"tokens", tokens},
+              {"prefill_tokens_per_s", static_cast<double>(batch * prompt) / prefill},
+              {"decode_ms", 1e3 * decode},
+              {"decode_ms_min", 1e3 * fastest},
+              {"decode_tokens_per_s", static_cast<double>(batch) / decode},
+              {"weight_bytes", bytes},
+              {"weight_bytes_per_s", bytes / decode},
+              {"peak_rss_mb", static_cast<double>(peak_rss_bytes()) / (1 << 20)}};
   // read_rate() measures the memory of CPUs.
   if (w.device.is_cpu()) {
     const double read = read_rate();

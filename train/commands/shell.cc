@@ -253,7 +253,8 @@ std::string fish() {
       const std::string choices =
           flag.choices.empty() ? "" : " -f -a '" + joined(flag.choices) + "'";
       text += after + (flag.name.size() == 1 ? "' -s " : "' -l ") + flag.name +
-              (v.switches.contains(flag.name) ? "" : " -r") + choices + " -d " + quoted(flag.doc) + "\n";
+              (v.switches.contains(flag.name) ? "" : " -r") + choices + " -d " + quoted(flag.doc) +
+              "\n";
     }
     if (v.config_keys) with_keys += " " + v.name;
   }

@@ -170,7 +170,9 @@ void read_shared(Fields& fields, GenerationRequest& request) {
       // include_obfuscation asks for padding against eavesdroppers, which is not supported.
       const bool is_known = name == "include_usage" || name == "include_obfuscation";
       if (!is_known || !value.is_boolean() || (name == "include_obfuscation" && value.get<bool>()))
-        refuse("stream_options", "may contain only include_usage, which must be true or false, and include_obfuscation: false");
+        refuse("stream_options",
+               "may contain only include_usage, which must be true or false, and "
+               "include_obfuscation: false");
     }
     request.includes_usage = options->value("include_usage", false);
   }
