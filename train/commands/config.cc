@@ -11,12 +11,8 @@
 namespace lathe {
 namespace {
 
-/// Prints docs/reference/config.md, or docs/reference/cli.md.
-void print_reference(const std::vector<std::string>& words) {
-  if (words.size() == 2) {
-    std::cout << cli_reference();
-    return;
-  }
+/// Prints docs/reference/config.md.
+void print_config_reference() {
   std::cout
       << "# Configuration\n\nThis page lists every key of a config with its default and its "
          "allowed values. It is "
@@ -64,9 +60,13 @@ Exit run_config(const Arguments& arguments) {
            "lathe config formats takes no further argument; it lists the floating-point formats");
     std::cout << float_format_table();
   } else if (what == "docs") {
-    if (!arguments.flags.empty() || (!is_alone && (words.size() != 2 || words[1] != "cli")))
+    const bool is_cli = words.size() == 2 && words[1] == "cli";
+    if (!arguments.flags.empty() || (words.size() == 2 && !is_cli))
       fail(Exit::usage, "usage: lathe config docs [cli]");
-    print_reference(words);
+    if (is_cli)
+      std::cout << cli_reference();
+    else
+      print_config_reference();
   } else if (what == "man") {
     if (!is_alone) fail(Exit::usage, "usage: lathe config man");
     std::cout << man_page();
