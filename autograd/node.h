@@ -55,10 +55,12 @@ class GradSlots {
   /// gradient of that dtype yet, if the gradient is not owned, or if a hook, an observer or grad()
   /// must receive the gradients of this pass separately. If the op throws, the gradient is lost: do
   /// not use gradients after a backward pass that failed.
-  /// The op must add one number to each element and round once. The tensor may hold the gradient
-  /// that earlier passes left in a parameter. The result must be bitwise equal to the result of a
-  /// separate addition, because otherwise the bits of a step's gradients would depend on which
-  /// micro-batches a process computes (core/tree_sum.h).
+  /// The op must add one number to each element and round once. A float32 tensor may hold the
+  /// gradient that earlier passes left in a parameter. Its sum must be bitwise equal to the sum of
+  /// a separate addition, because otherwise the bits of a step's gradients would depend on which
+  /// micro-batches a process computes (core/tree_sum.h). A tensor of lower precision only holds
+  /// gradients of this pass, and its sum is more exact than that of a separate addition, which
+  /// rounds twice.
   virtual at::Tensor take(size_t i, at::ScalarType dtype) = 0;
   /// Returns whether input i takes gradients of this dtype without a cast and has none so far in
   /// this pass. An op that has several gradients for the input may then return their sum, added in

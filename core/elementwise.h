@@ -14,7 +14,7 @@ namespace lathe {
 ChainOp with_kernel(ChainOp op);
 
 /// Returns whether elementwise() can compute a function of x: x must be a contiguous, non-empty
-/// float32 or bfloat16 tensor on the CPU, and gemm_ready(Element::f32) must be true.
+/// float32, bfloat16 or float16 tensor on the CPU, and gemm_ready(Element::f32) must be true.
 bool has_elementwise(const at::Tensor& x);
 /// Computes `op`: own_tanh, own_silu or own_gelu of `a`, or one of their gradients from `a` and
 /// `b`. `b` must have the dtype and shape of `a`. The result is contiguous.

@@ -120,9 +120,12 @@ void set_variable(const char* name, const std::string& value) {
 
   // This launcher may itself run under another launcher, whose variables must not reach the ranks.
   for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID",
-                           "TORCHELASTIC_RESTART_COUNT", "GLOO_SOCKET_IFNAME", "LATHE_STORE_FD"})
+                           "TORCHELASTIC_RESTART_COUNT", "GLOO_SOCKET_IFNAME", "LATHE_STORE_FD", "LATHE_RESTARTS"})
     unsetenv(name);
-  if (restarts > 0) set_variable("TORCHELASTIC_RESTART_COUNT", std::to_string(restarts));
+  if (restarts > 0) {
+    set_variable("TORCHELASTIC_RESTART_COUNT", std::to_string(restarts));
+    set_variable("LATHE_RESTARTS", std::to_string(restarts));
+  }
   set_variable("RANK", std::to_string(rank));
   set_variable("WORLD_SIZE", std::to_string(ranks));
   set_variable("LOCAL_RANK", std::to_string(rank));

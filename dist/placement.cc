@@ -76,8 +76,8 @@ std::string first_host(const std::string& list) {
 }
 
 int restarts_from_environment() {
-  return variable("TORCHELASTIC_RESTART_COUNT") != nullptr
-             ? number("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30, "torchrun")
+  return variable("LATHE_RESTARTS") != nullptr
+             ? number("LATHE_RESTARTS", 0, 1 << 30, "lathe launch")
              : 0;
 }
 

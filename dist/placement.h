@@ -42,8 +42,8 @@ struct Placement {
 /// range.
 std::optional<Placement> placement_from_environment();
 
-/// Returns how often torchrun or `lathe launch` has restarted this run after a process was lost; 0
-/// if neither of them started it.
+/// Returns how often `lathe launch` has restarted this run after a process was lost; 0 if
+/// `lathe launch` did not start it.
 int restarts_from_environment();
 
 /// Returns the first host of a Slurm node list, such as "node03" for "node[03-07,9],other".

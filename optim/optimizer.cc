@@ -117,6 +117,13 @@ void Optimizer::record_skipped_update(double loss_scale) {
   control_.set(control);
 }
 
+at::Tensor Optimizer::is_skipped() const {
+  return control_.bytes()
+      .narrow(0, offsetof(StepControl, skip), sizeof(int64_t))
+      .view(at::kLong)
+      .squeeze(0);
+}
+
 void Optimizer::sum_gradients(const StepOptions& options) {
   chunks_ = 0;
   double* const sums = partials_.mutable_data_ptr<double>();

@@ -162,10 +162,13 @@ std::pair<Variable, Variable> lstm_layer(const Variable& x, const Variable& weig
   LATHE_CHECK(
       in.size() == 3 && in[0] >= 1 && state.size() == 2 && state[0] == in[1] &&
           c.sizes() == state && hh == at::IntArrayRef({4 * state[1], state[1]}) &&
-          weight_ih.sizes() == at::IntArrayRef({hh[0], in[2]}),
-      "lstm_layer: needs x [T, B, C], weights [4 H, C] and [4 H, H] and states [B, H], not ",
+          weight_ih.sizes() == at::IntArrayRef({hh[0], in[2]}) &&
+          (!bias.defined() || bias.sizes() == at::IntArrayRef({hh[0]})),
+      "lstm_layer: needs x [T, B, C], weights [4 H, C] and [4 H, H], states [B, H] and, if it has "
+      "one, a bias [4 H], not ",
       describe(x.data()), ", ", describe(weight_ih.data()), ", ", describe(weight_hh.data()), ", ",
-      describe(h.data()), " and ", describe(c.data()));
+      describe(h.data()), ", ", describe(c.data()),
+      bias.defined() ? " and " + describe(bias.data()) : std::string());
   if (!is_fused(x, weight_ih, weight_hh, h, c))
     return steps_of(x, weight_ih, bias, weight_hh, h, c, reverse);
 

@@ -21,7 +21,10 @@ FilterResult filter_result_of(std::string_view text, const DocumentOptions& o) {
 class Writer {
  public:
   Writer(const DocumentOptions& o, BPE::Encoder* encoder, std::vector<int32_t>& ids)
-      : tokenizer_(o.tokenizer), encoder_(encoder), ids_(ids) {}
+      : tokenizer_(o.tokenizer),
+        encoder_(encoder),
+        ids_(ids),
+        marks_conversations_(!o.val_by_hash && o.val_share > 0) {}
 
   /// Appends a text. `begins`: whether the text is the beginning of its document.
   void text(std::string_view text, bool begins = true) {
@@ -33,7 +36,9 @@ class Writer {
     if (id >= 0) ids_.push_back(learned ? id : mark_token(id));
   }
   void conversation(const Conversation& c, const std::string& where) {
+    const size_t row = ids_.size();
     answer(c, where, /*prompt=*/0);
+    if (marks_conversations_) begin_row(row);
     // A chat's last answer already ends with a token that counts toward the loss, so the document's
     // end token does not count.
     if (c.is_chat) end(/*learned=*/false);
@@ -42,11 +47,16 @@ class Writer {
     for (const Conversation* c : {&p.chosen, &p.rejected}) {
       const size_t row = ids_.size();
       answer(*c, where, p.prompt);
-      ids_[row] = static_cast<int32_t>(static_cast<uint32_t>(ids_[row]) | token_begin);
+      begin_row(row);
     }
   }
 
  private:
+  /// Marks token `at` as the first token of a conversation.
+  void begin_row(size_t at) {
+    if (at < ids_.size())
+      ids_[at] = static_cast<int32_t>(static_cast<uint32_t>(ids_[at]) | token_begin);
+  }
   /// Appends a chat, whose first `prompt` messages do not count toward the loss. For a conversation
   /// that is not a chat, appends the prompt, the completion and the end of the document instead.
   void answer(const Conversation& c, const std::string& where, size_t prompt) {
@@ -69,6 +79,9 @@ class Writer {
   const Tokenizer& tokenizer_;
   BPE::Encoder* encoder_;
   std::vector<int32_t>& ids_;
+  /// Whether the validation split is the last part of the tokens. It then begins with a
+  /// conversation, so the first id of each conversation gets token_begin until the split is chosen.
+  bool marks_conversations_;
   std::optional<ChatTemplate> chat_;
 };
 

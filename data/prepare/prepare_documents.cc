@@ -208,28 +208,31 @@ void DocumentPreparation::process(bool whole, const std::optional<Progress>& bef
   if (o.dedup_lines) manifest.documents["dropped_lines"] = lines.dropped();
 }
 
-/// Finds the first pair that begins at token `from` or later in `spool`, a file of pairs. Returns
-/// its position, or the number of tokens if there is no such pair.
-int64_t next_pair(const fs::path& spool, int64_t from) {
+/// Finds the first conversation or pair that begins at token `from` or later in `spool`, a file of
+/// uint32 ids. `rows`: how many rows, which begin with token_begin, belong together: 1 for
+/// conversations and 2 for pairs. Returns the position, or the number of tokens if none begins
+/// there.
+int64_t next_begin(const fs::path& spool, int64_t from, int rows) {
   const MappedFile file(spool, Exit::io);
   const int64_t all = std::ssize(file.bytes()) / 4;
-  bool is_chosen = false;
+  int row = 0;
   for (int64_t at = 0; at < all; ++at) {
     uint32_t id = 0;
     std::memcpy(&id, file.bytes().data() + 4 * at, sizeof id);
     if ((id & token_begin) == 0) continue;
-    is_chosen = !is_chosen;
-    if (is_chosen && at >= from) return at;
+    if (row == 0 && at >= from) return at;
+    row = (row + 1) % rows;
   }
   return all;
 }
 
 /// Writes the first `head` tokens of a file to the training split, and the remaining tokens to the
-/// validation split.
-void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val,
-                int64_t head, ProgressReporter& meter) {
+/// validation split. Clears token_begin unless the tokens are pairs.
+void split_tail(const fs::path& spool, const DataManifest& manifest, SplitWriter& train,
+                SplitWriter& val, int64_t head, ProgressReporter& meter) {
   const MappedFile file(spool, Exit::io);
-  const size_t width = wide ? 4 : 2;
+  const size_t width = manifest.dtype == "uint32" ? 4 : 2;
+  const uint32_t kept = manifest.marked && !manifest.pairs ? ~token_begin : ~uint32_t{0};
   std::vector<int32_t> ids;
   for (size_t at = 0; at < file.bytes().size();) {
     const auto bytes =
@@ -238,7 +241,7 @@ void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWrite
     for (size_t i = 0; i < ids.size(); ++i) {
       uint32_t id = 0;
       std::memcpy(&id, bytes.data() + i * width, width);
-      ids[i] = static_cast<int32_t>(id);
+      ids[i] = static_cast<int32_t>(id & kept);
     }
 
     const auto done = static_cast<int64_t>(at / width);
@@ -391,8 +394,9 @@ void prepare_documents(const DocumentOptions& o) {
     spool->finish();
     const fs::path path = OutFolder::unfinished(o.out, "train_all.bin");
     int64_t head = all - static_cast<int64_t>(o.val_share * static_cast<double>(all));
-    if (all > 0 && manifest.pairs) head = next_pair(path, head);
-    if (all > 0) split_tail(path, wide, *train, *val, head, meter);
+    // Never divide a conversation or a pair between the splits.
+    if (all > 0 && manifest.marked) head = next_begin(path, head, manifest.pairs ? 2 : 1);
+    if (all > 0) split_tail(path, manifest, *train, *val, head, meter);
     remove_tree(path);
   }
 

@@ -99,8 +99,11 @@ class JinjaRun {
   JinjaRun(std::vector<JinjaPart> parts, const Json& variables) : parts_(std::move(parts)) {
     scope_.push();
     for (const auto& [name, value] : variables.items()) scope_.set(name, value);
-    for (const JinjaPart& p : parts_)
+    for (const JinjaPart& p : parts_) {
       words_.push_back(p.kind == JinjaPart::Kind::statement ? first_word(p.body) : "");
+      for (const char* name : {"previtem", "nextitem"})
+        uses_neighbors_ = uses_neighbors_ || p.body.find(name) != std::string::npos;
+    }
   }
 
   std::string text() {
@@ -218,16 +221,21 @@ class JinjaRun {
     if (condition) items = selected(items, name, condition);
     const auto n = static_cast<int64_t>(items.size());
     for (int64_t i = 0; i < n; ++i) {
+      Json variables = {{"index", i + 1},      {"index0", i},
+                        {"first", i == 0},     {"last", i + 1 == n},
+                        {"revindex", n - i},   {"revindex0", n - i - 1},
+                        {"depth", loops_ + 1}, {"depth0", loops_},
+                        {"length", n}};
+      // The neighbors are copies, which most templates don't need.
+      if (uses_neighbors_ && i > 0) variables["previtem"] = items[static_cast<size_t>(i - 1)];
+      if (uses_neighbors_ && i + 1 < n) variables["nextitem"] = items[static_cast<size_t>(i + 1)];
+
       scope_.push();
       scope_.set(name, items[static_cast<size_t>(i)]);
-      scope_.set("loop", {{"index", i + 1},
-                          {"index0", i},
-                          {"first", i == 0},
-                          {"last", i + 1 == n},
-                          {"revindex", n - i},
-                          {"revindex0", n - i - 1},
-                          {"length", n}});
+      scope_.set("loop", std::move(variables));
+      ++loops_;
       run(at + 1, end);
+      --loops_;
       scope_.pop();
     }
     return end;
@@ -238,6 +246,8 @@ class JinjaRun {
   JinjaScope scope_;
   std::string out_;
   int depth_ = 0;
+  int64_t loops_ = 0;            // number of loops around the current part
+  bool uses_neighbors_ = false;  // whether a part names loop.previtem or loop.nextitem
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Defines flag bits in the ids of instruction and preference data. The bits mark ids that do not
 // count toward the loss, such as token ids of prompts, and the first id of each row of preference
-// data.
+// data. While `lathe prepare` runs, they also mark the first id of each conversation.
 #pragma once
 
 #include <cstddef>

@@ -113,6 +113,8 @@ BoundaryTokens Tokenizer::marks() const {
   if (!settings_.has_special_tokens) return marks;
   const auto id = [&](const std::string& name) { return name.empty() ? -1 : bpe_->id_of(name); };
   marks.begin = id(settings_.bos_token);
+  // The settings may not name the token that the tokenizer puts before each text.
+  if (marks.begin < 0) marks.begin = bpe_->definition().begin;
   marks.end = id(settings_.eos_token);
   marks.pad = id(settings_.pad_token);
   return marks;

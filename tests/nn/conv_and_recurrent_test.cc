@@ -392,6 +392,14 @@ TEST_CASE("errors of convolutions and recurrent layers name the layer if an inpu
              ContainsSubstring("kernel of reach 3 ") && ContainsSubstring("image of 2"));
   CHECK_THAT(error_of([&] { Conv2d(3, 4, 3, {.groups = 2}); }),
              ContainsSubstring("Conv2d: 2 groups") && ContainsSubstring("3 channels in"));
+  // The fused kernel needs at least 2 steps and 16 sequences.
+  const auto ones = [](std::vector<int64_t> sizes) { return Variable(torch::ones(sizes)); };
+  CHECK_THAT(error_of([&] {
+               lstm_layer(ones({2, 16, 4}), ones({16, 4}), ones({4}), ones({16, 4}), ones({16, 4}),
+                          ones({16, 4}), false);
+             }),
+             ContainsSubstring("lstm_layer: ") && ContainsSubstring("bias [4 H]") &&
+                 ContainsSubstring("float32[4]"));
   const GRU gru(3, 4, {.n_layer = 2});
   CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 5, 4}))); }),
              ContainsSubstring("GRU: ") && ContainsSubstring("[B,T,C=3]"));

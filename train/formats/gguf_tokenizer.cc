@@ -40,9 +40,22 @@ const std::vector<Splits>& all_pre_tokenizers() {
   return all;
 }
 
+/// Returns the name of the tokenizer's way to split text. Warns if readers of this name treat text
+/// differently in another way, which the file can't state.
 std::string pre_tokenizer_name(const BPEDefinition& d) {
   const auto found = std::ranges::find(all_pre_tokenizers(), d.patterns, &Splits::patterns);
-  if (found != all_pre_tokenizers().end()) return found->name;
+  if (found != all_pre_tokenizers().end()) {
+    const auto warn = [&](const char* what, bool is, bool read) {
+      if (is == read) return;
+      log_warn("GGUF can't store that the tokenizer ", is ? "" : "does not ", what,
+               "; a reader of the file will ", read ? "" : "not ",
+               "do so, and may encode some texts differently");
+    };
+    warn("normalize text to NFC", d.nfc, found->nfc);
+    warn("keep words that are tokens whole, without merges (ignore_merges)", d.whole_pieces,
+         found->whole_pieces);
+    return found->name;
+  }
   fail(Exit::usage, "GGUF has no name for the tokenizer's way to split text (", d.patterns.front(),
        "); it has names only for the ways of GPT-2, Llama 3, Qwen 2 and SmolLM");
 }
@@ -269,7 +282,7 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
   }
 
   BoundaryTokens marks = tokenizer.marks();
-  if (d.begin >= 0) marks.begin = d.begin;  // the settings may not name the token
+  if (d.begin >= 0) marks.begin = d.begin;
   // If a file names no token that ends texts, llama.cpp ends a text at token 11 of a byte-level
   // BPE.
   if (marks.end < 0) marks.end = marks.turn_end;

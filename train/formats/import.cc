@@ -93,6 +93,12 @@ std::optional<Tokenizer> chosen_tokenizer(const ModelSource& source, const Impor
     // tokenizer.
     TokenizerSettings settings = source.settings();
     settings.fill_from(tokenizer->settings());
+    // They may name special tokens that the given tokenizer lacks.
+    for (const auto name : {&TokenizerSettings::bos_token, &TokenizerSettings::eos_token,
+                            &TokenizerSettings::pad_token}) {
+      if (!(settings.*name).empty() && tokenizer->bpe()->id_of(settings.*name) < 0)
+        settings.*name = tokenizer->settings().*name;
+    }
     tokenizer->set_settings(std::move(settings));
   }
 

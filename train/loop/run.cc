@@ -43,7 +43,12 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
   state_.isa = cpu_isa();
   state_.device_model = device_model(session_.device_name);
   state_.config = session_.config.schema().to_toml(&session_.config, /*comments=*/false);
-  state_.config_path = project_path(loaded.path);
+  // A run that is resumed with the config in its own folder still belongs to the config that
+  // started it.
+  std::error_code error;
+  const bool is_own_record = resume && restored_.same_run && !state_.config_path.empty() &&
+                             fs::equivalent(loaded.path, run_ / "config.toml", error);
+  if (!is_own_record) state_.config_path = project_path(loaded.path);
   // Settings that came with the weights, such as the chat template, may be missing in the data.
   const auto known = resume ? state_.tokenizer : source_tokenizer(loaded);
   state_.tokenizer = data_->facts().tokenizer;
@@ -75,10 +80,34 @@ Exit Run::report_already_finished() const {
 }
 
 Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs) {
-  const RunConfig& c = session_.config;
-
   MetricsSinks metrics = lock != nullptr ? open_run_folder() : MetricsSinks();
+  // Records the end of this process, so that `lathe runs` knows that the run is not running. The
+  // record is not worth hiding the error that ended the process.
+  const auto record_end = [&](Exit code) {
+    try {
+      metrics.add_end(state_.step, code);
+    } catch (const Error& e) {
+      log_warn(e.what());
+    }
+  };
 
+  try {
+    const Exit code = train(metrics, lock, needs);
+    record_end(code);
+    return code;
+  } catch (const Error& e) {
+    record_end(e.code());
+    throw;
+  } catch (...) {
+    record_end(Exit::internal);
+    throw;
+  }
+}
+
+/// Trains with open metrics files; see the public function.
+Exit Run::train(MetricsSinks& metrics, const FolderLock* lock,
+                const std::optional<ResourceNeeds>& needs) {
+  const RunConfig& c = session_.config;
   StepReporter reporter(session_, *data_, run_, state_, metrics);
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
   reporter.wait_for_saves = [&checkpoints] { checkpoints.wait(); };

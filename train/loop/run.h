@@ -38,6 +38,8 @@ class Run {
   Exit train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs);
 
  private:
+  Exit train(MetricsSinks& metrics, const FolderLock* lock,
+             const std::optional<ResourceNeeds>& needs);
   bool has_stalled() const { return lathe::has_stalled(state_, session_.config.train.early_stop); }
   bool is_trained() const { return state_.step >= session_.config.train.steps || has_stalled(); }
   void log_start(const std::optional<ResourceNeeds>& needs, const MfuMeter& meter) const;

@@ -3,8 +3,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 
 #include <numeric>
+#include <utility>
 
 #include "autograd/fp8.h"
 #include "autograd/node.h"
@@ -35,11 +37,27 @@ DeferRunningStatistics::DeferRunningStatistics(const BatchPlan& plan) : plan_(pl
   mode().running_statistics = &recorded_;
 }
 
-void DeferRunningStatistics::apply() {
+void DeferRunningStatistics::apply(const at::Tensor& skipped) {
+  if (skipped.is_cpu()) {
+    if (skipped.item<int64_t>() == 0) apply_recorded();
+  } else {
+    // Only the GPU knows the decision, so it also chooses between the old and the new values.
+    std::vector<std::pair<at::Tensor, at::Tensor>> changing;  // tensors and copies of their values
+    for (const RunningStatistic& s : recorded_) {
+      for (const at::Tensor& t : {s.running, s.count}) {
+        if (t.defined()) changing.emplace_back(t, t.clone());
+      }
+    }
+    apply_recorded();
+    for (const auto& [t, old] : changing) t.copy_(at::where(skipped.ne(0), old, t));
+  }
+  recorded_.clear();
+}
+
+void DeferRunningStatistics::apply_recorded() {
   if (recorded_.empty()) return;
   if (world().data().size < 2) {
     for (const RunningStatistic& s : recorded_) apply_running(s);
-    recorded_.clear();
     return;
   }
 
@@ -63,7 +81,6 @@ void DeferRunningStatistics::apply() {
       offset += s.value.numel();
     }
   });
-  recorded_.clear();
 }
 
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses, const BatchPlan& plan) {

@@ -12,16 +12,21 @@ namespace lathe {
 
 /// Lets layers with running statistics, such as batch norm, record the statistics of their batches
 /// until destroyed. apply() then updates the running statistics in the order of the step's
-/// micro-batches, including the micro-batches of other processes.
+/// micro-batches, including the micro-batches of other processes. Without a call of apply(), the
+/// running statistics stay as they are.
 class DeferRunningStatistics : public ModeGuard {
  public:
   /// `plan`: which of the step's micro-batches this process computes.
   explicit DeferRunningStatistics(const BatchPlan& plan);
-  /// Updates the running statistics. Call this function after all micro-batches of this process.
-  /// This call is a collective.
-  void apply();
+  /// Updates the running statistics, unless `skipped` is 1. Call this function after all
+  /// micro-batches of this process and after the step's decision. `skipped`:
+  /// Optimizer::is_skipped(); all processes must pass the same value. Does not wait for a GPU. This
+  /// call is a collective.
+  void apply(const at::Tensor& skipped);
 
  private:
+  void apply_recorded();
+
   BatchPlan plan_;
   std::vector<RunningStatistic> recorded_;
 };

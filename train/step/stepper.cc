@@ -138,12 +138,11 @@ class StepGradients {
 };
 
 /// Runs the forward and backward passes of this process's micro-batches, and exchanges their
-/// results, so that gradients and running statistics cover the complete step. Returns the loss of
-/// the step. Adds the seconds for which this process waited for other processes to `waited`.
+/// results, so that gradients cover the complete step. Returns the loss of the step. Adds the
+/// seconds for which this process waited for other processes to `waited`.
 at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int64_t step,
                              double divisor, StepGradients& gradients, double& waited) {
   const BatchPlan plan = batch_plan(s.config);
-  DeferRunningStatistics statistics(plan);
   std::vector<at::Tensor> losses;
 
   zero_grad(*s.model);
@@ -179,7 +178,6 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
     waited += gradients.end();
   }
 
-  statistics.apply();
   return sum_of_losses(losses, plan);
 }
 
@@ -280,6 +278,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   }
 
   StepGradients gradients(s, batch_plan(s.config));
+  DeferRunningStatistics statistics(batch_plan(s.config));
   r.loss = run_micro_batches(s, next, step, divisor, gradients, r.exchange_wait_s);
   const std::vector<at::Tensor> own = gradients.take_own();
   if (keep_gradients && s.divides_state()) keep_all_gradients(s, own);
@@ -296,6 +295,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
     advance_fp8(s.params);
   } else {
     update(s, step, r, own);
+    statistics.apply(s.optimizer.is_skipped());
   }
   r.sent_bytes = world().bytes_sent() - sent_before;
   r.busy_s = seconds_since(begin) - r.exchange_wait_s;

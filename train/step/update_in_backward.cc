@@ -66,7 +66,7 @@ at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, doubl
     if (is_late) ParameterPages::release(s.params[i]);
   });
   optimizer.end_stages(options);
-  statistics.apply();
+  statistics.apply(optimizer.is_skipped());
   return options.loss;
 }
 

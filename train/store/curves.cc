@@ -210,22 +210,29 @@ void add_last_metrics(const std::vector<std::string>& lines, const fs::path& pat
   }
 }
 
-/// Returns the time of the last start in events.jsonl, in seconds since 1970; 0 if there is none.
-double last_start(const fs::path& run) {
-  double time = 0;
+/// The last process that trained a run, according to events.jsonl.
+struct LastProcess {
+  double start = 0;           ///< when it began to train, in seconds since 1970; 0 if unknown
+  std::optional<int> exit{};  ///< its exit code; nullopt if it is running, was killed or lost power
+};
+
+LastProcess last_process(const fs::path& run) {
+  LastProcess last;
   for (const std::string& line : last_lines(run / "events.jsonl", uint64_t{1} << 20)) {
     const Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (event.is_object() && event.value("event", Json()) == Json("start") &&
-        event.value("time", Json()).is_number())
-      time = event["time"].get<double>();
+    if (!event.is_object()) continue;
+    const Json kind = event.value("event", Json());
+    if (kind == Json("start") && event.value("time", Json()).is_number())
+      last = {.start = event["time"].get<double>()};
+    if (kind == Json("end") && event.value("exit", Json()).is_number_integer())
+      last.exit = event["exit"].get<int>();
   }
-  return time;
+  return last;
 }
 
 /// Returns the latest step in which the run diverged, according to its replay bundles. Returns -1
-/// if there is no bundle, or if the run was resumed since.
-int64_t diverged_step(const fs::path& run) {
-  const double start = last_start(run);
+/// if there is no bundle, or if the run was resumed since. `start`: when it was last resumed.
+int64_t diverged_step(const fs::path& run, double start) {
   int64_t step = -1;
   for (const fs::path& bundle : list_folder(run / "diverged")) {
     const std::string name = bundle.filename().string();
@@ -284,8 +291,12 @@ RunSummary summarize(const fs::path& run) {
   const bool no_number =
       s.val_loss && !std::isfinite(*s.val_loss) && s.steps > 0 && s.step >= s.steps;
   const bool finished = s.steps > 0 && (saved >= s.steps || stalled) && !is_due && !no_number;
-  const bool diverged = no_number || diverged_step(run) >= std::max<int64_t>(s.step, 0);
-  const bool moving = s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps);
+  const LastProcess last = last_process(run);
+  const bool diverged = no_number || last.exit == static_cast<int>(Exit::diverged) ||
+                        diverged_step(run, last.start) >= std::max<int64_t>(s.step, 0);
+  // A process on another machine holds no lock here.
+  const bool moving =
+      !last.exit && s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps);
 
   if (is_locked(run) || (moving && !finished && !diverged))
     s.state = "running";

@@ -95,6 +95,8 @@ class MetricsSink {
   /// Records that training starts or resumes after the given step. The text names the checkpoint
   /// from which training resumes; it is "" if training starts from the beginning.
   virtual void add_start(int64_t, const std::string&) {}
+  /// Records that the process stops training after the given step, and its exit code.
+  virtual void add_end(int64_t, Exit) {}
   /// Adds the current lengths of the sink's files that are truncated on resume.
   virtual void add_lengths(FileLengths&) const {}
   /// Syncs the sink's files to the disk and returns their length in bytes. Another thread may add

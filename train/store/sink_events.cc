@@ -1,5 +1,5 @@
-// Implements the sink events.jsonl, which records each start and resume of a run with its step, and
-// the samples. Unlike metrics.jsonl, events.jsonl is not truncated on resume, because it also shows
+// Implements the sink events.jsonl, which records each start, resume and end of a run's process with
+// its step, and the samples. A process that was killed has no end. Unlike metrics.jsonl, events.jsonl is not truncated on resume, because it also shows
 // that the run was killed. read_events() drops the samples of steps that were trained again.
 #include <fstream>
 
@@ -23,6 +23,12 @@ class Events final : public MetricsSink {
   }
   void add_start(int64_t step, const std::string& from) override {
     write({{"event", "start"}, {"step", step}, {"from", from}, {"time", unix_seconds()}});
+  }
+  void add_end(int64_t step, Exit code) override {
+    write({{"event", "end"},
+           {"step", step},
+           {"exit", static_cast<int>(code)},
+           {"time", unix_seconds()}});
   }
   void add_sample(int64_t step, const std::string& text) override {
     write({{"event", "sample"}, {"step", step}, {"text", text}, {"time", unix_seconds()}});
@@ -64,7 +70,9 @@ RunEvents read_events(const fs::path& run) {
     const Json line =
         parse_json(std::string_view(text).substr(begin, end - begin), where, Exit::io);
     const int64_t step = json_integer(line, "step", 0, int64_t{1} << 53, where, Exit::io);
-    if (json_get<std::string>(line, "event", where, Exit::io) == "sample") {
+    const auto event = json_get<std::string>(line, "event", where, Exit::io);
+    if (event == "end") continue;
+    if (event == "sample") {
       std::erase_if(events.samples, [&](const RunEvents::Sample& s) { return s.step == step; });
       events.samples.push_back({step, json_get<std::string>(line, "text", where, Exit::io)});
     } else {

@@ -1,6 +1,8 @@
 // Defines the table of sinks.
 #include "train/store/sinks.h"
 
+#include <algorithm>
+
 namespace lathe {
 
 std::unique_ptr<MetricsSink> open_events(const SinkOptions& options);
@@ -24,11 +26,27 @@ const SinkKind table[]{
     {[](const LogConfig& c) { return c.tensorboard; }, open_tensorboard},
 };
 
+/// Truncates the file of a sink that is not open. Leaves the file alone if it is missing or
+/// shorter, or if `file` is not the path of a plain file in the run folder.
+void cut_unused(const fs::path& run, const fs::path& file, uint64_t length) {
+  if (file.is_absolute() || std::ranges::find(file, fs::path("..")) != file.end()) return;
+  std::error_code error;
+  const fs::path path = run / file;
+  if (fs::symlink_status(path, error).type() != fs::file_type::regular) return;
+  if (fs::file_size(path, error) > length && !error) truncate_file(path, length);
+}
+
 }  // namespace
 
 MetricsSinks::MetricsSinks(const LogConfig& config, const SinkOptions& options) {
   for (const SinkKind& kind : table) {
     if (kind.wanted(config)) sinks_.push_back(kind.open(options));
+  }
+
+  FileLengths open;
+  add_lengths(open);
+  for (const auto& [file, length] : options.lengths) {
+    if (!open.contains(file)) cut_unused(options.run, file, length);
   }
 }
 
@@ -50,6 +68,9 @@ void MetricsSinks::add_histograms(int64_t step, const std::vector<Histogram>& hi
 }
 void MetricsSinks::add_start(int64_t step, const std::string& from) {
   for (const auto& sink : sinks_) sink->add_start(step, from);
+}
+void MetricsSinks::add_end(int64_t step, Exit code) {
+  for (const auto& sink : sinks_) sink->add_end(step, code);
 }
 void MetricsSinks::add_lengths(FileLengths& lengths) const {
   for (const auto& sink : sinks_) sink->add_lengths(lengths);

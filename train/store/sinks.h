@@ -27,6 +27,8 @@ class MetricsSinks final : public MetricsSink {
  public:
   /// Creates an object without sinks, for a rank that does not write the run folder.
   MetricsSinks() = default;
+  /// Also truncates the files of sinks that the config no longer asks for, so that they have no
+  /// lines of steps that the run repeats.
   MetricsSinks(const LogConfig& config, const SinkOptions& options);
   void add(const StepMetrics& m) override;
   void add_validation(int64_t step,
@@ -35,6 +37,7 @@ class MetricsSinks final : public MetricsSink {
   void add_sample(int64_t step, const std::string& text) override;
   void add_histograms(int64_t step, const std::vector<Histogram>& histograms) override;
   void add_start(int64_t step, const std::string& from) override;
+  void add_end(int64_t step, Exit code) override;
   void add_lengths(FileLengths& lengths) const override;
   uint64_t sync() override;
 
@@ -42,8 +45,8 @@ class MetricsSinks final : public MetricsSink {
   std::vector<std::unique_ptr<MetricsSink>> sinks_;
 };
 
-/// Holds the contents of a run's events.jsonl: the steps after which processes began to train, and
-/// samples. Omits an incomplete last line, and samples of steps that a resumed run repeated.
+/// Holds the contents of a run's events.jsonl, except the ends of processes: the steps after which
+/// processes began to train, and samples. Omits an incomplete last line, and samples of steps that a resumed run repeated.
 struct RunEvents {
   struct Start {
     int64_t step = 0;

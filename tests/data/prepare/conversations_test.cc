@@ -369,6 +369,11 @@ TEST_CASE("chat templates are rendered as jinja2 renders them, and hostile ones 
        "1 u1 False2u2True"},
       {"{% for m in messages if false %}a{% endfor %}{{ m is defined }}", "False"},
       {"{% for m in messages %}{{ loop.revindex }}{{ loop.revindex0 }}{% endfor %}", "322110"},
+      {"{% for m in messages %}{{ loop.depth }}{% for n in messages %}{{ loop.depth0 }}{% endfor %}"
+       "{{ loop.previtem.role if loop.previtem is defined else '-' }},{% endfor %}",
+       "1111-,1111user,1111assistant,"},
+      {"{% for m in messages %}{{ loop.nextitem.content if not loop.last }},{% endfor %}",
+       "a1,u2,,"},
       {"{% set x = [messages] %}", none},
       {"{{ nothing.x }}", none},
       {"{{ 1 + 'a' }}", none},
@@ -455,6 +460,40 @@ TEST_CASE("a role that the template writes under another name is refused", "[con
   CHECK_THAT(error, ContainsSubstring("a.jsonl:1"));
   CHECK_THAT(error, ContainsSubstring("\"tool\""));
   CHECK(!fs::exists(f / "other"));
+}
+
+TEST_CASE("the validation split at the end begins with a conversation", "[conversations]") {
+  const TempFolder f;
+  std::string text, all;
+  for (int i = 0; i < 40; ++i) {
+    text += str(R"({"prompt": "p)", i, R"(", "completion": "c)", i, "\"}\n");
+    all += str("p", i, "[c", i, "<|endoftext|>]");
+  }
+  write_file(f / "a.jsonl", text);
+  DocumentOptions o = instruction_options(f.path());
+  o.tokenizer = byte_tokenizer_with({"<|endoftext|>"});
+  int64_t cut = 0;
+  for (const double share : {0.1, 0.11, 0.12, 0.13, 0.5}) {
+    INFO(share);
+    o.val_share = share;
+    o.out = f / str("out", share);
+    prepare_documents(o);
+    const std::string train = marked_text(o.out, "train"), val = marked_text(o.out, "val");
+    CHECK(train + val == all);
+    CHECK(val.starts_with("p"));
+    // No split has the bit that marks the beginnings of rows.
+    const auto manifest = read_manifest(o.out);
+    CHECK(manifest->largest_id == 256);
+    const TokenFile file(o.out, "val", manifest);
+    cut += file.size();
+    for (const fs::path& shard : list_folder(o.out)) {
+      if (shard.extension() != ".bin") continue;
+      const std::string bytes = slurp(shard);
+      for (size_t at = 3; at < bytes.size(); at += 4)
+        CHECK((static_cast<unsigned char>(bytes[at]) & 0x40) == 0);
+    }
+  }
+  CHECK(cut > 0);
 }
 
 TEST_CASE("a line that is not a conversation is refused with its number", "[conversations]") {

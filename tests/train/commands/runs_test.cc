@@ -78,6 +78,24 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
     CHECK(listed()["runs/other"]["state"] == "running");
   }
   CHECK(listed()["runs/other"]["state"] == "paused");
+
+  // A run whose newest metrics are later than its checkpoint is running unless its process ended.
+  const auto append = [&](const char* name, const std::string& line) {
+    std::ofstream(f / "runs/other" / name, std::ios::app) << line << "\n";
+  };
+  const std::string metrics = slurp(f / "runs/other/metrics.jsonl");
+  append("metrics.jsonl", R"({"step":6,"loss":3.5})");
+  CHECK(listed()["runs/other"]["state"] == "paused");
+  append("events.jsonl", R"({"event":"start","step":5,"from":"","time":1})");
+  CHECK(listed()["runs/other"]["state"] == "running");
+  append("events.jsonl", R"({"event":"end","step":6,"exit":6,"time":1})");
+  CHECK(listed()["runs/other"]["state"] == "paused");
+  append("events.jsonl", R"({"event":"end","step":6,"exit":5,"time":1})");
+  CHECK(listed()["runs/other"]["state"] == "diverged");
+  append("events.jsonl", R"({"event":"start","step":5,"from":"","time":1})");
+  append("events.jsonl", R"({"event":"end","step":6,"exit":75,"time":1})");
+  write_file(f / "runs/other/metrics.jsonl", metrics);
+
   const Finished table = lathe_in(f, {"runs"});
   CHECK_THAT(table.out, ContainsSubstring("runs/deep/same"));
   CHECK(std::count(table.out.begin(), table.out.end(), '\n') == 6);

@@ -398,6 +398,25 @@ TEST_CASE("export refuses a kind without a family, and an average that the run d
 /// LATHE_HF names a file with a JSON object on each line, {"run", "ids": [[...]], "greedy": how
 /// many tokens to add to the first row, "cache", "out"}. Writes the tensors "logits" and "greedy"
 /// to "out" as safetensors.
+TEST_CASE("a given tokenizer keeps its own special tokens where it lacks the model's", "[formats]") {
+  const TempFolder f;
+  const auto exported = [&](const std::string& name, const std::vector<std::string>& special) {
+    const fs::path run = make_run(f, name, "gpt", with(gpt, "vocab_size", int64_t{258}),
+                                  byte_tokenizer_with(special));
+    export_hugging_face({.run = run, .out = f / (name + "-hf")});
+    return f / (name + "-hf");
+  };
+  const fs::path chat = exported("chat", {"<|im_start|>", "<|im_end|>"}),
+                 text = exported("text", {"<|endoftext|>"});
+  const auto imported_end = [&](const fs::path& tokenizer) {
+    fs::remove_all(f / "again");
+    import_hugging_face({.folder = chat, .out = f / "again", .tokenizer = tokenizer.string()});
+    return read_state(find_checkpoint(f / "again")).tokenizer->marks().end;
+  };
+  CHECK(imported_end(chat) == 257);
+  CHECK(imported_end(text) == 256);
+}
+
 TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
   const char* list = std::getenv("LATHE_HF");
   if (list == nullptr) {

@@ -93,6 +93,41 @@ TEST_CASE("a run that skips spikes resumes to the bit, and saves their batches",
         std::vector<int64_t>{2, 3, 16});  // micro-batches, sequences, tokens
 }
 
+TEST_CASE("a skipped step leaves running statistics as they are", "[replay]") {
+  const TempFolder f;
+  std::string table = "a,b,kind\n";
+  for (int i = 0; i < 40; ++i) table += str(i, ",", i % 7, ",", i % 2, "\n");
+  write_file(f / "a.csv", table);
+  REQUIRE(lathe_in(f, {"prepare", "a.csv", "--out", "data"}).code == 0);
+  write_file(f / "a.toml",
+             "[model]\nkind = \"mlp\"\nn_hidden = 8\nnorm = \"batch\"\n[data]\ndir = \"data\"\n"
+             "[train]\nsteps = 1\nbatch_size = 8\ngrad_accum = 2\n[amp]\ndtype = \"fp16\"\n");
+
+  // Gradients of the larger scale overflow, so the scaler skips the step.
+  for (const auto& [scale, updates] : {std::pair("1", 1), {"16777216", 0}}) {
+    INFO(scale);
+    const std::string out = str("scale-", scale);
+    const Finished r = lathe_in(
+        f, {"train", "a.toml", "--train.out_dir=" + out, str("--amp.loss_scale=", scale)});
+    INFO(r.err << r.out);
+    REQUIRE(r.code == 0);
+    const fs::path checkpoint = list_checkpoints(f / out).at(0);
+    REQUIRE(read_state(checkpoint).updates == updates);
+
+    const SafetensorsFile model(checkpoint / "model.safetensors");
+    int found = 0;
+    for (const TensorEntry& entry : model.tensors()) {
+      if (!entry.name.ends_with("running_mean") && !entry.name.ends_with("num_batches_tracked"))
+        continue;
+      ++found;
+      const bool is_zero = std::ranges::all_of(entry.bytes, [](auto x) { return x == decltype(x){}; });
+      INFO(entry.name);
+      CHECK(is_zero == (updates == 0));
+    }
+    CHECK(found > 0);
+  }
+}
+
 TEST_CASE("a spike after a resume has the loss scale of its step", "[replay]") {
   const TempFolder f;
   make_tiny_run(f.path());

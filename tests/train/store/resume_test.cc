@@ -82,6 +82,36 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a run that is resumed by its own config.toml keeps its owner", "[resume]") {
+  const Runs r;
+  REQUIRE(r.train({"--train.pause_at=3"}).code == 75);
+  REQUIRE(r.train({"--train.pause_at=6"}, "runs/tiny/config.toml").code == 75);
+  const Finished again = r.train({"--train.pause_at=8"});
+  INFO(again.err);
+  CHECK(again.code == 75);
+  CHECK(steps_of(r / "runs/tiny").at(0) == 8);
+  // Another config of the same name is still refused.
+  fs::create_directories(r / "other");
+  write_file(r / "other/tiny.toml", slurp(r / "tiny.toml"));
+  CHECK(r.train({}, "other/tiny.toml").code == 2);
+}
+
+TEST_CASE("torchrun's restart of a run that refused to start is refused again", "[resume]") {
+  const Runs r;
+  REQUIRE(r.train({"--train.pause_at=3"}).code == 75);
+  const auto start = [&](const char* variable) {
+    return run({"lathe",
+                {"train", "tiny.toml", "--checkpoint.resume=never", "--train.pause_at=5"},
+                r.path(),
+                {{variable, "1"}}})
+        .code;
+  };
+  CHECK(start("TORCHELASTIC_RESTART_COUNT") == 2);
+  CHECK(steps_of(r / "runs/tiny").at(0) == 3);
+  // `lathe launch` restarts only runs that began to train.
+  CHECK(start("LATHE_RESTARTS") == 75);
+}
+
 TEST_CASE("a run stopped during its last evaluation evaluates once, when it resumes", "[resume]") {
   const Runs r;
   const std::string end = "--train.steps=3", whole = "--train.out_dir=whole",

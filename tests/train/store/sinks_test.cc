@@ -261,8 +261,13 @@ TEST_CASE("every sink has each step once, even after a kill, and no sink changes
   CHECK_THAT(lost.err, ContainsSubstring("short/" + events) && ContainsSubstring("1000 bytes"));
   CHECK(!event_steps(slurp(f / "short" / events)).empty());
 
-  // A sink that is enabled later starts at that step, and the file of a disabled sink is not
-  // changed.
+  // The files of sinks that are disabled before a resume have no lines of steps that are repeated.
+  REQUIRE(train("disabled", all, {{"LATHE_TEST_KILL", "step 17"}}).code == 128 + 9);
+  REQUIRE(train("disabled", {}).code == 0);
+  CHECK(cells(f / "disabled/metrics.csv", 1).back() == "10");
+  CHECK(event_steps(slurp(f / "disabled" / events)).back() == 10);
+
+  // A sink that is enabled later starts at that step, and the file of a disabled sink gets no lines.
   REQUIRE(train("later", {"--log.csv=true", "--train.pause_at=6"}).code == 75);
   REQUIRE(train("later", {"--train.pause_at=12"}).code == 75);
   REQUIRE(train("later", {"--log.csv=true"}).code == 0);
