@@ -408,6 +408,9 @@ TEST_CASE("a given tokenizer keeps its own special tokens where it lacks the mod
   };
   const fs::path chat = exported("chat", {"<|im_start|>", "<|im_end|>"}),
                  text = exported("text", {"<|endoftext|>"});
+  Json settings = Json::parse(slurp(chat / "tokenizer_config.json"));
+  settings["eos_token"] = "<|im_end|>";
+  write_file(chat / "tokenizer_config.json", settings.dump());
   const auto imported_end = [&](const fs::path& tokenizer) {
     fs::remove_all(f / "again");
     import_hugging_face({.folder = chat, .out = f / "again", .tokenizer = tokenizer.string()});
