@@ -84,6 +84,8 @@ at::Tensor gathered(const at::Tensor& x, Axis axis) {
 /// float32. May overwrite `parts`.
 at::Tensor summed(const at::Tensor& parts) {
   const at::ScalarType dtype = parts.scalar_type();
+  // ATen also adds two low-precision tensors in float32, and rounds once.
+  if (parts.size(0) == 2) return sum_over_ranks(parts);
   return sum_over_ranks(c10::isReducedFloatingType(dtype) ? parts.to(at::kFloat) : parts).to(dtype);
 }
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Mutation tests: check that the tests notice faults (mutants) that are deliberately put into the
+"""Checks that the tests notice faults (mutants) that this script deliberately puts into a copy of the
 sources.
 
 The file mutants.toml of a folder of tests lists the mutants that these tests must notice. Each
 mutant replaces the text `find` in `file`. The text must occur there once, apart from differences in
 white space. The replacement is made in a copy of the sources (build-mutants/src), never in the
-working tree. The copy is built, and tested with the mutant's tags, the likeliest first, until the
-tests of one tag fail. Tag X selects the tests in X_test.cc. A mutant that the tests of no tag
-notice shows a gap in the tests. The tests must first pass on the unmutated sources.
+working tree. The script builds the copy, and runs the tests of the mutant's tags in their order
+until the tests of one tag fail. The tag whose tests are most likely to fail should come first. Tag X
+selects the tests in X_test.cc. A mutant that the tests of no tag notice shows a gap in the tests.
+The tests must first pass on the unmutated sources.
 
 After a name in the sources has been changed, `tests/mutants.py --rename OLD NEW` changes it in all
 mutants.
@@ -169,14 +170,14 @@ def load(names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("names", nargs="*", help="mutants whose names contain one of these; default: all")
-    parser.add_argument("--list", action="store_true", help="only list them, and check that each applies")
-    parser.add_argument("--rename", nargs=2, metavar=("OLD", "NEW"), help="only change a name in all of them")
-    parser.add_argument("--folder", default=ROOT / "build-mutants", help="where the copy and its build are")
+    parser.add_argument("--list", action="store_true", help="only list the mutants, and check that each applies")
+    parser.add_argument("--rename", nargs=2, metavar=("OLD", "NEW"), help="only change a name in all mutants")
+    parser.add_argument("--folder", default=ROOT / "build-mutants", help="the folder for the copy and its build")
     parser.add_argument("--libtorch", default="", help="LibTorch's folder")
     parser.add_argument("--prefix", default="", help="a command that builds and tests run under, such as nice")
     parser.add_argument("--timeout", type=int, default=300, help="seconds that the tests of a tag may take")
     parser.add_argument("--but", action="append", default=[], metavar="TEST", help="a test case to leave out")
-    parser.add_argument("--no-control", action="store_true", help="trust that the unmutated tests pass")
+    parser.add_argument("--no-control", action="store_true", help="do not run the tests on the unmutated sources first")
     args = parser.parse_args()
     if args.rename:
         return rename(*args.rename)

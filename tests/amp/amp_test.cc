@@ -238,7 +238,7 @@ TEST_CASE(
         4 * 0x1p-7 * w.grad().abs().max().item<double>());
 }
 
-TEST_CASE("fp8 rounds ties to even, saturates, and turns an infinite maximum into NaN", "[amp]") {
+TEST_CASE("fp8 rounds ties to even, saturates, and gives NaN if the maximum is infinite", "[amp]") {
   const auto through = [](std::vector<float> values, double largest, at::ScalarType format) {
     const Fp8Tensor q =
         to_fp8(torch::tensor(values), torch::tensor(static_cast<float>(largest)), format);

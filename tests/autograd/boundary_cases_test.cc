@@ -1,5 +1,5 @@
 // Tests of small cases that detect faults which larger comparisons do not notice: ends of vectors
-// and ranges, frozen factors, shared gradients.
+// and ranges, frozen weights, shared gradients.
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -26,7 +26,8 @@ namespace {
 
 using namespace lathe;
 
-TEST_CASE("dropout's mask follows Philox's words from any start position", "[boundary_cases]") {
+TEST_CASE("dropout's mask follows the outputs of Philox from any start position",
+          "[boundary_cases]") {
   const int64_t row = 101;
   const TrainingStep step({.seed = 5, .step = 9, .first_sample = 3});
   const at::Tensor y = dropout(Variable(torch::ones({6, row})), 0.5, 77).data().view(-1);

@@ -26,7 +26,7 @@ namespace {
 
 using namespace lathe;
 
-/// Runs f, with deferred ops or not. Results of any size are deferred.
+/// Runs f. If `is_deferred` is true, defers the ops of f, with results of any size.
 template <class F>
 auto run(bool is_deferred, const F& f) {
   if (!is_deferred) return f();
@@ -332,7 +332,7 @@ TEST_CASE("results without a handle are fused into later ops and not stored", "[
   CHECK(fused_ops(deferred([&] { return six_ops(large, w, b); })) == 1);
 }
 
-TEST_CASE("a long program of elementwise ops runs in parts", "[deferred]") {
+TEST_CASE("a long chain of elementwise ops runs as several fused ops", "[deferred]") {
   const Variable x = Variable::parameter(torch::ones({4, 8}));
   const Variable y = run(true, [&] {
     Variable v = x;
@@ -392,7 +392,7 @@ TEST_CASE("second derivatives go through deferred ops", "[deferred]") {
                    b = Variable::parameter(torch::ones({7}) * 0.1);
     int calls = 0;
     const Variable loss = run(is_deferred, [&] {
-      // z is computed by a separate op, whose second derivative flows through z.
+      // y and z have handles, so exp() is a separate op. Its second derivative flows through z.
       const Variable y = tanh(six_ops(x, w, b).detach() * 0.1 + x), z = exp(y);
       z.register_hook([&](const at::Tensor&) {
         ++calls;

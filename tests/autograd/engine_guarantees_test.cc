@@ -164,7 +164,8 @@ std::string in_two_threads(int64_t times, F&& pass) {
 
 constexpr int64_t times = 1001;
 
-TEST_CASE("two threads' passes into one parameter lose no gradients", "[engine_guarantees]") {
+TEST_CASE("backward passes in two threads lose no gradients of a shared parameter",
+          "[engine_guarantees]") {
   for (const bool begun : {true, false}) {
     const Variable p = Variable::parameter(torch::ones({4096}, at::kDouble));
     if (begun) backward(sum(p));
@@ -176,7 +177,7 @@ TEST_CASE("two threads' passes into one parameter lose no gradients", "[engine_g
   }
 }
 
-TEST_CASE("two threads' passes through linear layers of one weight lose no gradients",
+TEST_CASE("backward passes in two threads lose no gradients of a weight that linear layers share",
           "[engine_guarantees]") {
   // Use integers, so that float32 sums are exact: each pass adds rows * 1 to each weight.
   const Variable w = Variable::parameter(torch::ones({64, 64})),
@@ -225,7 +226,8 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
       if (subset < 4) {
         CHECK(counted({{2, 3, 5}, {7, 5}}, subset, [](V x) { return linear(x[0], x[1]); }) ==
               std::pair(one, needed * one));
-        // 4 products of [3, 5] and [5, 7]; then 2 x 3 products, whose factors are broadcast
+        // The first call has 4 products of [3, 5] and [5, 7]. The second call has 2 x 3 products,
+        // whose factors are broadcast.
         const double batched = 4 * 2 * 3 * in * out, shared = 6 * 2 * 3 * in * out;
         CHECK(counted({{4, 3, 5}, {4, 5, 7}}, subset, [](V x) { return matmul(x[0], x[1]); }) ==
               std::pair(batched, needed * batched));
@@ -247,8 +249,8 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
               }) == std::pair(one, needed * one));
       }
 
-      // Forward: q k^T and P v for 3 samples, 2 heads and all t^2 pairs. By convention masked pairs
-      // count too. Backward: dP, dv, dq and dk.
+      // The forward pass computes q k^T and P v for 3 samples, 2 heads and all t^2 pairs. By
+      // convention, masked pairs count too. The backward pass computes dP, dv, dq and dk.
       if (subset < 2) {
         const double square = 2 * 3 * t * t * c;
         CHECK(counted({{3, 4, 36}}, subset, [](V x) { return attention(x[0], 2); }) ==

@@ -1,5 +1,6 @@
 // Tests of fused(): one op gives bitwise the same results as the ops run one by one, forward and
-// backward, and second derivatives agree. A function that can't be fused runs as without fused().
+// backward, and second derivatives agree. A function that can't be fused runs as it does without
+// fused().
 #include "autograd/fused.h"
 
 #include <ATen/Parallel.h>
@@ -29,7 +30,7 @@ struct NamesOfOps {
       {.on_result = [this](const OpResult& r) { names.emplace_back(r.name); }}};
 };
 
-/// A value and the gradients of all parameters.
+/// A value, the gradients of all parameters, and the name of the op that computed the value.
 struct FusedPass {
   at::Tensor y;
   std::vector<at::Tensor> grads;
@@ -324,7 +325,7 @@ TEST_CASE("gelu in a fused op has the bits of the op gelu on any number of threa
   at::set_num_threads(before);
 }
 
-TEST_CASE("a function that can't be fused runs as without fused()", "[fused]") {
+TEST_CASE("a function that can't be fused runs as it does without fused()", "[fused]") {
   torch::manual_seed(5);
   const Variable x = Variable::parameter(torch::randn({6, 4})),
                  w = Variable::parameter(torch::randn({4, 4}));
@@ -432,7 +433,8 @@ TEST_CASE("ops before an in-place change within a function read the old values",
   CHECK(fused(masked, x).data().equal(masked(x).data()));
 }
 
-TEST_CASE("a function that changes its values in place runs as without fused()", "[fused]") {
+TEST_CASE("a function that changes its values in place runs as it does without fused()",
+          "[fused]") {
   const NoGrad no_grad;
   const Variable x(torch::randn({6, 4}));
   for (const int how : {0, 1, 2}) {

@@ -85,7 +85,8 @@ TEST_CASE("e4m3 rounds as ATen's conversion does", "[packing]") {
   }
 }
 
-TEST_CASE("an e4m3 row with a value that is not finite becomes NaN; other rows stay", "[packing]") {
+TEST_CASE("an e4m3 row with a value that is not finite becomes NaN, and other rows do not change",
+          "[packing]") {
   constexpr float inf = std::numeric_limits<float>::infinity();
   for (const float wrong : {inf, -inf, std::numeric_limits<float>::quiet_NaN()}) {
     at::Tensor t = torch::ones({3, 100});
@@ -113,7 +114,7 @@ at::Tensor packed_gradient(const F& f, const at::Tensor& x, std::optional<Packin
   return grad(y, {p}, Variable(y.data()))[0].data();
 }
 
-TEST_CASE("gradients are computed from the rounded activations, results are not", "[packing]") {
+TEST_CASE("gradients are computed from the rounded activations, but results are not", "[packing]") {
   torch::manual_seed(6);
   const at::Tensor x = torch::randn({16, 64});
   const auto wave = [](const Variable& v) { return sin(v); };
@@ -287,7 +288,7 @@ TEST_CASE("small tensors, parameters, statistics, data and tensors of losses are
   CHECK(PackedByOp(tanh(h)).packed == Names{"bfloat16[16,64]"});
 }
 
-TEST_CASE("without memory scopes, tensors created under the guard are packed", "[packing]") {
+TEST_CASE("without memory scopes, tensors created under a PackSaved are packed", "[packing]") {
   const Variable w = Variable::parameter(torch::randn({64, 64}));
   const at::Tensor data = torch::randn({16, 64});
   const PackSaved packing(Packing::fp8);
@@ -297,16 +298,16 @@ TEST_CASE("without memory scopes, tensors created under the guard are packed", "
   const PackedByOp layer(linear(h, w));
   CHECK(layer.packed == std::vector<std::string>{"uint8[16,64]"});
   CHECK(layer.exact == std::vector<std::string>{"float32[64,64]"});
-  // A parameter that is created under the guard is not packed either.
+  // A parameter that is created under the PackSaved is not packed.
   CHECK(PackedByOp(sin(Variable::parameter(torch::randn({16, 64})))).packed.empty());
 }
 
-TEST_CASE("a long-lived guard forgets freed tensors", "[packing]") {
+TEST_CASE("a long-lived PackSaved forgets freed tensors", "[packing]") {
   const Variable x = Variable::parameter(torch::randn({16, 64}));
   PackSaved packing(Packing::bf16);
   for (int i = 0; i < 5000; ++i) sin(x * 1.0);
   CHECK(packing.remembered() <= 2048);
-  // The guard still remembers the tensors that exist.
+  // The PackSaved still remembers the tensors that exist.
   const Variable h = x * 1.0, first = sin(h);
   for (int i = 0; i < 5000; ++i) sin(x * 1.0);
   const Variable second = cos(h);

@@ -318,7 +318,7 @@ class Fuzz {
       compare();
     }
     if (inner) inner_gradients(root, dy, theirs);
-    compare();  // grad() leaves .grad alone
+    compare();  // grad() does not change .grad
   }
 
   /// Adds the gradients of a pass of torch to the sums. torch's backward() is not used: it may keep

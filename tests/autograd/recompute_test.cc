@@ -117,7 +117,7 @@ TEST_CASE(
   CHECK(ops.n == 2);
 }
 
-TEST_CASE("recomputation refuses a function that runs other ops, and inputs that were changed",
+TEST_CASE("recomputation refuses a function that does not repeat its ops, and changed inputs",
           "[recompute]") {
   const Variable x = Variable::parameter(torch::randn({5})),
                  w = Variable::parameter(torch::randn({5}));

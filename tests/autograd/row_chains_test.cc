@@ -95,7 +95,7 @@ TEST_CASE("functions of rows become one op with bitwise the same results",
          return shift + mean(sigmoid(x), {-1}, true);
        },
        3},
-      {"functions of ATen of values per row",
+      {"ATen's functions of values per row",
        [](const Variable& x, const Variable& w) {
          const Variable s = sum(x * w, {-1}, true) * 0.1;
          return sigmoid(s) * x + silu(s) * pow(s, 4.0);
@@ -183,7 +183,7 @@ TEST_CASE("a fused norm keeps its input and values per row", "[deferred][row_cha
   CHECK(kept(false) > 3 * columns * rows * 4);
 }
 
-TEST_CASE("functions of rows that a fused op can't contain run as without fusion",
+TEST_CASE("functions of rows that a fused op can't contain run as they do without fusion",
           "[deferred][row_chains]") {
   const auto fused_ops = [](const RowFunction& f, int64_t rows, int64_t columns) {
     const RowPass ours = run_rows(f, true, 1, rows, columns),
@@ -197,10 +197,12 @@ TEST_CASE("functions of rows that a fused op can't contain run as without fusion
   const RowFunction with_sigmoid = [](const Variable& x, const Variable& w) {
     return sigmoid(norm_by_hand(x, w));
   };
+  const int threads = at::get_num_threads();
   at::set_num_threads(2);
   CHECK(fused_ops(norm_by_hand, 129, 1000) == 8);
   CHECK(fused_ops(with_sigmoid, 128, 1000) == 9);
   CHECK(fused_ops(with_sigmoid, 129, 1000) == 8);
+  at::set_num_threads(threads);
   // A single row is not fused, since ATen may divide its sum among threads.
   CHECK(fused_ops(norm_by_hand, 1, 40) < 8);
   // Sums over another dim are not fused.
@@ -208,7 +210,7 @@ TEST_CASE("functions of rows that a fused op can't contain run as without fusion
     return (x - mean(x, {0}, true)) * w;
   };
   CHECK(fused_ops(over_columns, 6, 40) == 2);
-  // A mean in bfloat16 is not fused, since it is rounded once.
+  // A mean in bfloat16 is not fused, since mean() rounds the quotient but not the sum.
   const RowFunction low = [](const Variable& x, const Variable& w) {
     const Variable h = cast(x, at::kBFloat16);
     return (h - mean(h, {-1}, true)) * w;

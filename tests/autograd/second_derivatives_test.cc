@@ -110,7 +110,7 @@ TEST_CASE("second derivatives of fused ops in float32 agree with those in float6
       CHECK(ours[i].scalar_type() == at::kFloat);
       CHECK(error <= 1e-4 * std::max(1.0,
                                      wanted[i].abs().max().item<double>()));  // the error of about
-                                                                              // a hundred roundings
+                                                                              // 1000 roundings
     }
   }
 

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Measures how long the stages of a pipeline are idle, and compares it with the forecast of lathe plan.
+"""Measures how long the stages of a pipeline are idle, and compares this time with the forecast of
+lathe plan.
 
 usage: bubble.py LATHE [--rounds N]
 
 Trains a GPT model with 8 blocks in two stages, with one thread per process, for several values of
-dist.virtual_stages and several numbers of micro-batches. "Idle" is the part of the step in which a
-stage waits for the other stage, as the mean of both stages. "By the forecast" is the time of the
-step with 8 micro-batches, scaled to another number of micro-batches by the idle parts that lathe
-plan forecasts for both. Prints medians over the rounds.
+dist.virtual_stages and several numbers of micro-batches. "Idle" is the fraction of the step
+in which a stage waits for the other stage, averaged over both stages. "By the forecast" starts from
+the measured time of a step with 8 micro-batches. It scales this time to the number of micro-batches
+of the row, with the idle fractions that lathe plan forecasts for the two numbers of micro-batches.
+Prints medians over the rounds.
 """
 import argparse
 import json
@@ -22,7 +24,7 @@ SIZES = dict(kind="gpt", layers=8, heads=12, width=768, tokens=256, vocabulary=2
 
 
 def measure(lathe, folder, words):
-    """Returns the ms of a step, and the idle part of the stages."""
+    """Returns the ms of a step, and the idle fraction, averaged over the stages."""
     steps = train(lathe, folder, *words, ranks=2)[3:]
     idle = [statistics.mean(r["wait_ms"] / (r["busy_ms"] + r["wait_ms"]) for r in step["ranks"]) for step in steps]
     return statistics.median(step["step_ms"] for step in steps), statistics.median(idle)

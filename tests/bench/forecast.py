@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Compares `lathe plan` with `lathe bench step` and writes a table of docs/benchmarks/README.md.
+"""Compares the forecasts of `lathe plan` with the measurements of `lathe bench step`.
 
 usage: forecast.py [--lathe build/lathe] [--text FILE] [--csv FILE] [--only N ...] [--write]
 
 --text: any text, for token models. --csv: a file with 64 numbers and a class per line, for the
-other models. If a file is not given, it is generated. The table has the errors (forecast -
-measured) / measured of the peak resident memory and of the time of a step. Exits with 1 if a
-config's memory is off by more than 5% or its time by more than 15%.
+other models. If a file is not given, it is generated. The printed table has the errors (forecast -
+measured) / measured of the peak resident memory and of the time of a step. With --write, the table
+is also written into docs/benchmarks/README.md. Exits with 1 if a config's memory is off by more
+than 5% or its time by more than 15%.
 """
 import argparse
 import json
@@ -117,7 +118,7 @@ def main():
         worst_memory, worst_time = max(worst_memory, abs(memory)), max(worst_time, abs(time))
         table.append(f"| {name} | {plan['peak_rss_mb']:.0f} MiB | {run['peak_rss_mb']:.0f} | {memory:+.1%} "
                      f"| {plan['ms_per_step']:.1f} ms | {run['ms_median']:.1f} | {time:+.1%} |")
-        print(table[-1], "" if plan["measured"] else "(forecast from a smaller version)", flush=True)
+        print(table[-1], "" if plan["measured"] else "(forecast from measurements of a smaller model)", flush=True)
     print(f"memory within {worst_memory:.1%}, time within {worst_time:.1%}")
     if args.write:
         write_table(PAGE, "forecast", table)

@@ -5,15 +5,16 @@
 
 DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. The tables are:
 
-  memory  GPT-2 124M, with another memory technique in each row
-  speed   GPT-2 124M, with other kernels or another dtype in each row
+  memory  GPT-2 124M, with a different memory technique in each row
+  speed   GPT-2 124M, with a different combination of kernels and dtype in each row
   sizes   the memory that `lathe plan` forecasts for each model, and the largest model that fits
           into each limit; with --peer, also the measured memory of PyTorch
   llama   the same as in sizes, for models of the kind llama
   walk    the memory and speed of two models with 355 million and 1.5 billion parameters. Each is
-          trained in memory, and again with its optimizer state on the disk (and the parameters of
-          the larger model). The second run has a memory limit of 3 or 8 GB, and is killed and
-          resumed. Equal SHA-256 sums of the last weights show that both runs are bitwise equal.
+          trained in memory, and again with its optimizer state on the disk. The second run of the
+          larger model also keeps the parameters on the disk. The second runs have memory limits of
+          3 and 8 GB, and are killed and resumed. Equal SHA-256 sums of the last weights show that
+          the two runs of a model are bitwise equal.
           Needs root, 20 GB of free memory and 50 GB of disk.
 
 --peer: a Python with PyTorch, for PyTorch's columns.
@@ -154,7 +155,8 @@ class Gpt2Bench:
         return fit_rows(SIZES, needed) + self.fit_rows_of_peer()
 
     def fit_rows_of_peer(self):
-        """Returns rows with PyTorch's measured peaks, without the models that exceed this machine's memory."""
+        """Returns rows with PyTorch's measured peaks. Does not measure models that exceed this
+        machine's memory."""
         rows = []
         for name, words in FIT_OF_PEER if self.peer else []:
             need = {}
@@ -235,16 +237,16 @@ class Gpt2Bench:
 
 
 def fit_row(name, need):
-    """Returns a row with the GB that each model needs, and the largest model within each limit. `need`: by
-    model, the smallest model first; None for a model that was not measured."""
+    """Returns a row with the GB that each model needs, and the largest model within each limit.
+    `need` maps each model, the smallest first, to its GB, or to None if it was not measured."""
     fits = {limit: [model for model, gb in need.items() if gb is not None and gb <= limit] for limit in LIMITS}
     return (f"| {name} | " + " | ".join("" if gb is None else f"{gb:.1f}" for gb in need.values()) + " | "
             + " | ".join(models[-1] if models else "none" for models in fits.values()) + " |")
 
 
 def fit_rows(models, needed):
-    """Returns a table with a row for each technique of FIT. needed(model, keys) returns the GB of a
-    model."""
+    """Returns a table with a row for each technique of FIT. needed(model, keys) returns the GB that
+    a model needs."""
     rows = ["| GB of memory | " + " | ".join(models) + " | " + " | ".join(f"in {n} GB" for n in LIMITS) + " |",
             "|---" * (1 + len(models) + len(LIMITS)) + "|"]
     return rows + [fit_row(name, {model: needed(model, keys) for model in models}) for name, keys in FIT]

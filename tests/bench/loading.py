@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Measures the peak memory of loading and saving: loading.py LATHE [--width N] [--layers N]
 
-Runs each command that loads or saves a model of about 100 MB, and the same command on a tiny model.
-Prints three numbers. The first is the difference between the two peaks of resident memory. The
-second is the memory that the command must keep while it runs: the weights, and in training also the
-gradients and the optimizer state. The third is the first minus the second; its goal is at most the
-size of one tensor plus 64 MiB.
+Runs each command that loads or saves a model, first on a tiny model and then on a model of about
+100 MB. Prints three numbers per command. The first is the difference between the two peaks of
+resident memory. The second is the memory that the command must keep while it runs: the weights
+(except in verify, export and import), and in training also the gradients and the optimizer state
+(unless it is offloaded). The third is the first minus the second. It should be at most the size of
+one tensor plus 64 MiB.
 """
 import argparse
 import subprocess

@@ -7,8 +7,8 @@ Trains GPT-2 124M (config c of performance.py, in bfloat16) on two processes wit
 first over the loopback interface, and then, if the system can create network namespaces, over a
 link with the given rate. "Alone" is the time of the exchange without computation: `lathe bench
 collectives` over the same network, scaled from one bucket to all gradients. "Waited" is the time
-per step for which the slower process waits for gradients. The remaining part of the exchange is
-hidden. Prints medians over the rounds.
+per step for which a process waits for gradients; of the two processes, the longer time counts. The
+remaining part of the exchange is hidden. Prints medians over the rounds.
 """
 import argparse
 import json

@@ -4,15 +4,21 @@
 usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] [--rounds 3]
                       [ops|steps|compiled|growth|recompute ...]
 
-ops: each op, compared with the same computation in ATen. steps: training steps of four models, with
-Lathe's kernels and with ATen's kernels (train.kernels = "aten"). With --peer, the steps are
-compared with PyTorch (tests/bench/torch_gpt.py). Tuned PyTorch (fused AdamW, and a C allocator that
-keeps its memory) runs in the same rounds as Lathe; PyTorch with default settings runs in one round.
-compiled: the same models, compared with tuned PyTorch whose model torch.compile has compiled.
-growth: longer contexts, larger batches, wider models and more threads, in one round each. With
---peer, they are compared with tuned PyTorch. recompute: the memory of activations and the time for
-each value of memory.recompute, by depth, and the exponents fitted to the memory. Runs that other
-processes disturbed are repeated (tests/bench/interleave.py).
+The tables are:
+  ops        each op, compared with the same computation in ATen
+  steps      training steps of four models, with Lathe's kernels and with ATen's kernels
+             (train.kernels = "aten"). With --peer, the steps are compared with PyTorch
+             (tests/bench/torch_gpt.py). Tuned PyTorch (fused AdamW, and a C allocator that keeps
+             its memory) runs in the same rounds as Lathe. PyTorch with default settings runs in one
+             round.
+  compiled   the same models, compared with tuned PyTorch that uses torch.compile
+  growth     longer contexts, larger batches, wider models and more threads, in one round each. With
+             --peer, they are compared with tuned PyTorch.
+  recompute  the memory of activations and the time of a step, for each value of memory.recompute
+             and several numbers of blocks. The exponents show how the memory grows with this
+             number.
+
+Runs that other processes disturbed are repeated (tests/bench/interleave.py).
 """
 import argparse
 import json

@@ -27,7 +27,7 @@ target_link_libraries(plain_gpt PRIVATE Lathe::lathe)
 
 
 def built(build, libtorch, folder):
-    """Returns the program plain_gpt, built in a folder from a package that is installed there."""
+    """Installs Lathe's package into `folder`, builds plain_gpt with it, and returns the program."""
     source = folder / "source"
     source.mkdir()
     (source / "CMakeLists.txt").write_text(CMAKE)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Trains the recipes of configs/ on data with known answers and prints the tables of docs/benchmarks/recipes.md.
+"""Trains the recipes of configs/ on public data sets, and prints the tables of
+docs/benchmarks/recipes.md.
 
   tests/bench/recipes.py LATHE DATA [--only NAME ...] [--seeds 3] [--folds 5]
   tests/bench/recipes.py LATHE DATA --quick
 
-DATA holds digits.csv (64 pixels and the label per line), diabetes.csv (10 features and the target per line) and names.txt
-(one name per line). --quick trains each recipe once, for a short time, and checks that it learns. Exits with 77 if DATA is
-incomplete.
+DATA holds digits.csv (64 pixels and the label per line), diabetes.csv (10 features and the target
+per line) and names.txt (one name per line). --quick trains each recipe for a short time, and checks
+that it learns. Exits with 77 if DATA is incomplete.
 """
 import argparse
 import json
@@ -20,7 +21,7 @@ from pathlib import Path
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
-# The keys that each optimizer changes in the config.
+# The config keys that are set for each optimizer.
 OPTIMIZERS = {
     "digits_mlp": {
         "sgd": {"optim.lr": 0.2},
@@ -186,7 +187,7 @@ def main():
             for config in ["names_lstm", "names_gpt"]:
                 runs = [trials.run(config, {"train.seed": seed}) for seed in range(1, a.seeds + 1)]
                 print(f"\n{config}: validation loss {statistics.fmean(r['val_loss'] for r in runs):.4f} "
-                      f"({' '.join('%.4f' % r['val_loss'] for r in runs)}); writes\n{runs[0]['sample']}", flush=True)
+                      f"({' '.join('%.4f' % r['val_loss'] for r in runs)}). A sample:\n{runs[0]['sample']}", flush=True)
     finally:
         shutil.rmtree(trials.folder)
 

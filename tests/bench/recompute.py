@@ -2,8 +2,8 @@
 """Measures memory.recompute: recompute.py LATHE [--rounds N] [--steps N] [--threads N]
 
 Trains small models with each policy in turn. Prints the peak memory of activations (from `lathe
-plan`) and the time of a step (the median of the medians of the rounds). Prints both numbers also
-relative to a run without recomputation.
+plan`) and the time of a step (the median of the medians of the rounds). Also prints both numbers
+relative to those of a run without recomputation.
 """
 import argparse
 import json

@@ -33,8 +33,8 @@ def prepare(lathe, folder, repeats=2000):
 
 
 def write_config(folder, **sizes):
-    """Writes folder/model.toml. `sizes` has a value for each placeholder of CONFIG. By default, the model
-    has the vocabulary of the data, and a step has one micro-batch."""
+    """Writes folder/model.toml. `sizes` has a value for each placeholder of CONFIG. By default, the
+    model has the vocabulary of the data, and a step has one micro-batch."""
     (folder / "model.toml").write_text(CONFIG.format(**{"vocabulary": 0, "accum": 1, **sizes}))
 
 

@@ -2,8 +2,9 @@
 """Trains models like Lathe's kinds rnn, convnet and mlp in plain PyTorch, as a reference. The data
 are random and have the shapes of the data that Lathe uses.
 
-Training: cross-entropy, clipping of the global norm at 1, fused AdamW. The last line is a JSON object with the median
-and the minimum milliseconds of a step (after --skip) and the number of parameters.
+Training: cross-entropy, clipping of the global norm at 1, fused AdamW. The last line is a JSON
+object with the median and the minimum milliseconds of a step (after --skip) and the number of
+parameters.
 """
 import argparse
 import json

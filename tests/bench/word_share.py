@@ -16,4 +16,4 @@ for path in pathlib.Path(sys.argv[1]).rglob("*"):
 # The first and the last word may be incomplete.
 words = WORD.findall(sys.stdin.read())[1:-1]
 known = sum(w in corpus for w in words)
-print(f"{known} of {len(words)} words of 4 and more letters occur in the corpus: {100 * known / max(1, len(words)):.1f}%")
+print(f"{known} of {len(words)} words of 4 or more letters occur in the corpus: {100 * known / max(1, len(words)):.1f}%")

@@ -159,7 +159,7 @@ TEST_CASE("memory behind tensors and memory of freed tensors is poisoned for Add
   }
 }
 
-TEST_CASE("a tensor that fills its segment exactly is found in it", "[allocator]") {
+TEST_CASE("a tensor that fills its segment exactly does not overlap other tensors", "[allocator]") {
   // The size of a segment is a multiple of a huge page, 2 MiB. A block has some bytes in front of
   // its data. Each of these tensors is larger than all free memory of the allocator, so each gets a
   // separate segment.

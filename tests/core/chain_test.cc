@@ -31,7 +31,7 @@ at::Tensor chain_numbers(at::IntArrayRef sizes, at::ScalarType dtype) {
   const float inf = std::numeric_limits<float>::infinity();
   const at::Tensor special =
       torch::tensor({0.0f, -0.0f, inf, -inf, NAN, 1e-40f, 3e38f, -1.0f, NAN, NAN});
-  // NaNs whose payload has no bits in the half that bfloat16 keeps.
+  // These NaNs have no bits of their payload in the half that bfloat16 keeps.
   special.view(at::kInt)[8] = 0x7f800001;
   special.view(at::kInt)[9] = static_cast<int32_t>(0xff80ffffu);
   const at::Tensor flat = t.view(-1);

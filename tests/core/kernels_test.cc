@@ -225,8 +225,9 @@ TEST_CASE(
 
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
-    // In fp32, sums have another order. In bf16, other intermediate results are rounded, in two
-    // blocks. In fp16 without a loss scale, some gradients are below the smallest normal number.
+    // In float32, sums have another order. In bfloat16, other intermediate results are rounded in
+    // each of the two blocks. In float16 without a loss scale, some gradients are below the
+    // smallest normal number.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0.04;
     for (const auto& [model, of] : models) {
       use_kernels(false);
@@ -512,7 +513,7 @@ TEST_CASE("attention's memory grows with the context, not its square", "[kernels
   install_allocator();
   peak(128);
   const auto small = static_cast<double>(peak(128)), large = static_cast<double>(peak(2048));
-  CHECK(large < 3 * small);  // a 2048 x 2048 matrix would need 16 MB per head, 10 times as much
+  CHECK(large < 3 * small);  // a 2048 x 2048 matrix needs 16 MB per head, 10 times the size of qkv
 }
 
 TEST_CASE("a run uses ATen's kernels if instructions are missing or train.kernels asks for them",

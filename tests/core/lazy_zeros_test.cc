@@ -25,7 +25,7 @@ constexpr int64_t page_bytes = 4096;
 
 int64_t gradient_bytes() { return memory_stats().used[static_cast<size_t>(Memory::gradients)]; }
 
-/// Returns the bytes of a tensor that are resident. Its memory must begin on a page.
+/// Returns the bytes of a tensor that are resident. Its memory must begin at a page boundary.
 int64_t resident_bytes(const at::Tensor& t) {
   const auto bytes = static_cast<int64_t>(t.nbytes());
   std::vector<unsigned char> pages(static_cast<size_t>((bytes + page_bytes - 1) / page_bytes));

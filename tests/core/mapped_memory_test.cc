@@ -143,7 +143,7 @@ TEST_CASE("a dry run only reserves addresses", "[mapped_memory]") {
   const DryRun dry;
   MappedMemory memory(f.path());
   CHECK(unnamed_files_in(f.path()).empty());
-  const c10::DataPtr block = memory.allocate(size_t{1} << 40);  // more than any disk here has
+  const c10::DataPtr block = memory.allocate(size_t{1} << 40);  // 1 TiB, without a file on the disk
   CHECK(block.get() != nullptr);
   CHECK(memory.bytes() == int64_t{1} << 40);
   MappedMemory::release(block);

@@ -78,7 +78,7 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[random_and
   const std::string good = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   CHECK(problem(framed(good, 8)) == "");
 
-  // These files have a fault in the length or in the JSON of the header.
+  // These files are too short or too long, or have a fault in the JSON of the header.
   CHECK_THAT(problem("1234"), ContainsSubstring("too short"));
   CHECK_THAT(problem(framed(good, 8).substr(0, 40)),
              ContainsSubstring(str(" ", good.size(), " bytes")));

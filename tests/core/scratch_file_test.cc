@@ -23,8 +23,8 @@ using namespace lathe::test;
 
 const FileCalls scratch_calls = file_calls;
 
-/// Until destroyed, makes each system call in `calls` fail with its errno there, and makes reads
-/// and writes transfer at most 7 bytes.
+/// Until destroyed, makes each system call in `calls` fail with the errno that `calls` gives for
+/// it, and makes reads and writes transfer at most 7 bytes.
 struct FailingDisk {
   static inline std::map<std::string, int> failing;
   static int number_of(const char* call) {
@@ -87,7 +87,7 @@ TEST_CASE("a scratch file starts with zeros, keeps written bytes, and has no nam
   }
 }
 
-TEST_CASE("a scratch file on a full or failing disk is an error with the folder and what to do",
+TEST_CASE("on a full or failing disk, the error of a scratch file names the folder and a remedy",
           "[scratch_file]") {
   const TempFolder f;
   const std::string folder = f.path().string();
@@ -127,8 +127,8 @@ TEST_CASE("a scratch file on a full or failing disk is an error with the folder 
 TEST_CASE("complete pages bypass the page cache, and have the same bytes as cached pages",
           "[scratch_file]") {
   const TempFolder folder;
-  // Counts the transfers by descriptors with O_DIRECT. Can also refuse them, as a disk with larger
-  // pages does.
+  // `counted` counts the transfers by descriptors with O_DIRECT. It can also refuse them, as a disk
+  // with larger blocks does.
   static int direct = 0;
   static bool is_refused = false;
   direct = 0;

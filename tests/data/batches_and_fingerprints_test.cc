@@ -40,7 +40,7 @@ TEST_CASE("an epoch's batches hold every window once", "[batches_and_fingerprint
   CHECK(first.size() == static_cast<size_t>(sampler.windows_per_epoch() / 3 * 3));
 }
 
-TEST_CASE("a batch is not changed until the next one is requested, and a reused buffer is noticed",
+TEST_CASE("a batch is not changed until the next one is requested, and its version counts refills",
           "[batches_and_fingerprints]") {
   const TempFolder f;
   write_file(f / "train.bin", counting_bytes(1000));
@@ -88,8 +88,8 @@ TEST_CASE("an evaluation's limit counts batches, not rows", "[batches_and_finger
 }
 
 TEST_CASE(
-    "shards of equal length and different contents are distinguished, and ids above the vocabulary "
-    "refused",
+    "shards of equal length and different contents are distinguished, and ids beyond the "
+    "vocabulary are refused",
     "[batches_and_fingerprints]") {
   const TempFolder f;
   const auto print = [&](const std::string& bytes) {

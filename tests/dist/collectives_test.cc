@@ -53,7 +53,7 @@ std::vector<Collective> collectives(int64_t ranks) {
   return all;
 }
 
-/// Returns a tensor for each rank. All ranks get the same tensors.
+/// Returns one tensor per rank. Every process that passes the same seed gets the same tensors.
 Tensors of_ranks(int64_t ranks, uint64_t seed, at::IntArrayRef sizes) {
   torch::manual_seed(seed);
   Tensors all;
@@ -95,7 +95,8 @@ void check_collective(const Collective& c, int64_t ranks, size_t rank) {
   CHECK(is_close(second.data(), h[rank]));
 }
 
-/// Checks that sums have the order of the tree, and that another order would be noticed.
+/// Checks that sums are added in the order of a binary tree over the ranks. On four ranks, also
+/// checks that another order gives other bits.
 void check_order(int64_t ranks, size_t rank) {
   Tensors x = of_ranks(ranks, 3, {1000});
   for (at::Tensor& one : x) one = one.to(at::kFloat);

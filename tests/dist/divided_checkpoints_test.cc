@@ -216,7 +216,7 @@ TEST_CASE("a rank killed at any stage of a divided save loses no checkpoint",
   }
 }
 
-TEST_CASE("a full disk on one rank ends all ranks, and the checkpoint does not exist",
+TEST_CASE("a full disk on one rank ends all ranks, and only the previous checkpoint exists",
           "[divided_checkpoints]") {
   const TempFolder f;
   make_data(f);

@@ -42,8 +42,8 @@ struct Exchanged {
     exchange.finish();
     return world().gradients().bytes_sent() - before;
   }
-  /// Runs a backward pass after which one tensor, filled with `factor`, is the gradient of
-  /// parameters 0 and 1.
+  /// Exchanges gradients without a backward pass. One tensor, filled with `factor`, is the gradient
+  /// of parameters 0 and 1.
   void step_with_shared_memory(double factor) {
     for (const NamedParameter& p : parameters) p.parameter.leaf().grad.reset();
     GradientExchange exchange(world(), parameters, layout, GradientExchange::Result::all, history,

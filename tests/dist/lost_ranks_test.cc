@@ -140,8 +140,8 @@ TEST_CASE("a run that is restarted after a lost rank is bitwise equal to an unin
                    "--train.grad_accum=4"};
   REQUIRE(train_on(f, 1, "tiny.toml", "whole", keys).code == 0);
 
-  // Three ranks can't divide the four micro-batches, so a limit of three also restarts all four
-  // ranks.
+  // Three ranks can't divide the four micro-batches, so all four ranks are also restarted if
+  // --min-ranks is three.
   for (const auto& [least, restarted] :
        std::vector<std::pair<std::string, std::string>>{{"4", "4"}, {"3", "4"}, {"2", "2"}}) {
     const std::string name = std::string("at-least-") + least;

@@ -87,8 +87,8 @@ int train_gated(const fs::path& folder, const std::string& name, const Words& ke
   return run_cli(static_cast<int>(arguments.size()), arguments.data());
 }
 
-/// Returns the folder and the keys of the run that the next hidden test case trains. They are
-/// separated by spaces in the environment variable LATHE_TEST_GATED.
+/// Returns the folder, the name and the keys of the run that the next hidden test case trains. They
+/// are separated by spaces in the environment variable LATHE_TEST_GATED.
 Words words_of_run() {
   std::istringstream in(std::getenv("LATHE_TEST_GATED"));
   return {std::istream_iterator<std::string>(in), {}};

@@ -151,7 +151,8 @@ TEST_CASE("each of two stages receives in the order in which the other sends", "
   }
 }
 
-/// Returns the cost of the most expensive stage.
+/// Returns the cost of the most expensive stage. `after` is the cost of the layers after the last
+/// block.
 double largest_cost(const std::vector<double>& costs, double after,
                     const std::vector<int64_t>& cuts) {
   double largest = 0;
@@ -163,8 +164,8 @@ double largest_cost(const std::vector<double>& costs, double after,
   return largest;
 }
 
-/// Returns the smallest cost over all ways to cut block cuts.back() and all later blocks into
-/// `stages` stages.
+/// Tries all ways to cut block cuts.back() and all later blocks into `stages` stages, and returns
+/// the smallest cost that the most expensive stage can have.
 double least_cost(const std::vector<double>& costs, double after, std::vector<int64_t> cuts,
                   int stages) {
   const auto n = std::ssize(costs);

@@ -72,7 +72,7 @@ TEST_CASE("train.sum_order = sequence adds micro-batches one after another, on o
   CHECK_THAT(refused.err, ContainsSubstring("train.sum_order"));
 }
 
-TEST_CASE("all processes end by train.early_stop after the same step", "[same_bits]") {
+TEST_CASE("train.early_stop ends all processes after the same step", "[same_bits]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, small_gpt);
@@ -103,8 +103,8 @@ TEST_CASE("a run is bitwise the same on 8 processes and for any bucket size", "[
 }
 
 TEST_CASE(
-    "runs are bitwise equal on 1, on 3 with two micro-batches each, and on 2 that shard gradients "
-    "with three each",
+    "runs are bitwise equal on 1 process, on 3 with two micro-batches each, and on 2 with three "
+    "each if they shard gradients",
     "[same_bits]") {
   RunsOnRanks runs(same_bits_keys, "step-00000006");
   const Words keys{"--train.grad_accum=6", "--train.batch_size=2"};
@@ -192,9 +192,9 @@ TEST_CASE(
     "[same_bits]") {
   const auto& kinds = lathe::test::kinds;
   // The mlp with batch norm is trained by sgd, not Adam. Its biases come before the norms, so the
-  // gradients of the biases consist of rounding errors only. Adam would scale these errors up to
-  // steps of the learning rate. The running means lag behind the biases, so evaluations would
-  // differ by 7e-5.
+  // gradients of the biases consist of rounding errors only. Adam would turn these errors into
+  // steps as large as the learning rate. The running means lag behind the biases, so evaluations
+  // would differ by 7e-5.
   check_within_rounding(2, {{small_gpt, {}},
                             {kinds[3], {"--dist.shard=optimizer"}},
                             {kinds[1], {}},

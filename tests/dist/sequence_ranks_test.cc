@@ -132,7 +132,7 @@ TEST_CASE("ops of sequence parallelism have the derivatives of complete rows on 
   for (const int ranks : {2, 4}) lathe::test::check_on_ranks(ranks, "[.rank_of_sequence_ranks]");
 }
 
-TEST_CASE("the ranges of all parts are the positions of a process's chunks in order",
+TEST_CASE("together, the ranges of all parts are the positions of a process's chunks, in order",
           "[sequence_ranks]") {
   constexpr int64_t chunk = 12;
   for (const int64_t contexts : {1, 2, 3}) {

@@ -265,8 +265,8 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
   }
 }
 
-/// A layer of an RNN uses its weights at every position. All uses share one cast of the weights, at
-/// which their gradients are summed.
+// A layer of an RNN uses its weights at every position. All uses share one cast of the weights, and
+// the gradients of the uses are summed before they pass through this cast.
 TEST_CASE("weights whose casts are shared by several uses are bitwise unchanged by sharding",
           "[shards]") {
   RunsOnRanks runs(shard_keys, "step-00000004");
@@ -299,7 +299,7 @@ TEST_CASE("dist.reduce_dtype = bf16 sends rounded gradients, which have half as 
   CHECK((alone == full));
   CHECK((first != full));
 
-  // A repeated run is bitwise equal, also with sharded optimizer state. A single process sends
+  // A repeated run is bitwise equal, even with sharded optimizer state. A single process sends
   // nothing, so dist.reduce_dtype changes none of its bits.
   CHECK((train(2, "again", low) == first));
   CHECK((train(2, "sharded", with_keys(low, {"--dist.shard=optimizer"})) == first));

@@ -245,7 +245,7 @@ TEST_CASE("an evaluation needs less than 15% more memory than training", "[start
   }
 }
 
-TEST_CASE("processes that need far more memory together than is free are refused", "[start]") {
+TEST_CASE("processes that together need far more memory than is free are refused", "[start]") {
   const TempFolder f;
   make_data(f);
   write_config(f, eight_blocks);

@@ -5,8 +5,8 @@ SmolLM2-135M-Instruct.
 
   tests/docs/chat_model.py LATHE
 
-Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one that LATHE_HF_PYTHON
-names. The imported model must answer differently before and after training.
+Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one
+that LATHE_HF_PYTHON names. The imported model must answer differently before and after training.
 """
 import os
 import re
@@ -32,12 +32,12 @@ WAIT = 'for _ in $(seq 300); do curl -s -o server.txt "http://127.0.0.1:$PORT/he
 
 
 def blocks(page):
-    """Return (language, text) of each code block of the page that must run, in order."""
+    """Returns (language, text) of each code block of the page that must run, in order."""
     return re.findall(r"^```(sh|python)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 def script(page, port):
-    """Return all blocks as one bash program, which prints a mark before each one."""
+    """Returns all blocks as one bash program, which prints a mark before each one."""
     parts = ["set -eu\nset -m\n"]
     for i, (language, code) in enumerate(blocks(page)):
         code = code.replace("8000", str(port))
@@ -55,7 +55,7 @@ def free_port():
 
 
 def run_page(lathe, folder):
-    """Run the page and return what each block printed."""
+    """Runs the page, and returns what each block printed."""
     (folder / "configs").symlink_to(ROOT / "configs")
     (folder / "bin").mkdir()
     (folder / "bin/lathe").symlink_to(lathe)

@@ -1,5 +1,6 @@
 // Checks README.md and the pages of docs/ against the code: every command, option, config key and
-// file in a fenced block or a table exists. Prose is not checked. Cheap commands of the pages run.
+// file in a block of code or a table exists. Prose is not checked. The tests also run those commands
+// of the pages that take little time.
 #include <algorithm>
 #include <map>
 #include <regex>
@@ -230,8 +231,8 @@ class Checker {
     }
   }
 
-  /// Checks the options of a cell that names no command. At least one command must have each
-  /// option.
+  /// Checks the options of a cell that names no command. Each option must exist for at least one
+  /// command.
   void check_lone_options(const Strings& words) {
     static const std::set<std::string> of_other_programs{"no-requeue"};  // an option of sbatch
     for (const auto& word : words) {
@@ -452,7 +453,7 @@ TEST_CASE("docs/ lists every exit code and every Debian package", "[doc_commands
   }
 }
 
-TEST_CASE("commands of the pages run with a text and a table of the reader", "[doc_commands]") {
+TEST_CASE("commands of the pages run with the reader's own text and table", "[doc_commands]") {
   const TempFolder f;
   write_file(f / "my.txt", sample_text(20000));
   std::string table = "width,height,kind\n";

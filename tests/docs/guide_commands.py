@@ -22,7 +22,7 @@ PAGES = ("docs/guide/language-models.md", "docs/guide/fine-tuning.md")
 
 
 def blocks(page):
-    """Return (language, text) of each code block of the page that must run, in order."""
+    """Returns (language, text) of each code block of the page that must run, in order."""
     return re.findall(r"^```(sh|python)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
@@ -76,7 +76,7 @@ def main():
         names = ", ".join(name for name, _ in written)
         assert len(written) >= 2 and len({out for _, out in written}) == 1, f"{names} wrote different texts: {written}"
         assert written[0][1].startswith("inline at::Tensor ") and len(written[0][1]) > 60, written[0]
-        print(f"the same text by {names}:\n{written[0][1]}")
+        print(f"{names} generate the same text:\n{written[0][1]}")
 
         def figures(out):
             return [json.loads(line) for line in out.splitlines() if line.startswith("{")]

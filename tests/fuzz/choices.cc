@@ -18,9 +18,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::vector<MultipleChoice> all = read_choices(file.path());
     fuzz::must(!all.empty(), "a file has questions");
     for (const MultipleChoice& c : all) {
-      fuzz::must(c.endings.size() >= 2, "endings to choose from");
+      fuzz::must(c.endings.size() >= 2, "a question has at least two endings");
       fuzz::must(c.label >= 0 && c.label < static_cast<int64_t>(c.endings.size()),
-                 "one of them is right");
+                 "the label is the index of an ending");
     }
   } catch (const Error& e) {
     fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");

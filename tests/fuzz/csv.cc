@@ -17,7 +17,7 @@ void read_twice(std::string_view text, char separator) {
   int64_t line = 0;
   for (CsvReader reader(text, "text", separator); reader.next(fields); again += '\n') {
     must(reader.line() > line && reader.at() <= text.size() && !fields.empty(),
-         "rows are in order, none is empty");
+         "rows are in order, and no row is empty");
     line = reader.line();
     rows.emplace_back(fields.begin(), fields.end());
     for (size_t i = 0; i < fields.size(); ++i) {
@@ -34,7 +34,7 @@ void read_twice(std::string_view text, char separator) {
     must(n < rows.size() && std::vector<std::string>(fields.begin(), fields.end()) == rows[n],
          "the fields are those that were written");
   }
-  must(n == rows.size(), "the rows that were written");
+  must(n == rows.size(), "all rows that were written are read");
 }
 }  // namespace lathe::fuzz
 
@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try {
       fuzz::read_twice(text, separator);
     } catch (const Error& e) {
-      fuzz::must(e.code() == Exit::data, "bad text is a data error");
+      fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
     }
   }
   return 0;

@@ -76,7 +76,7 @@ void read_values(const GGUFFile& file, size_t size) {
   for (const TensorEntry& t : file.tensors()) {
     const GGUFType& type = *find_gguf_type(t.dtype);
     const auto blocks = static_cast<uint64_t>(t.numel() / type.elements);
-    fuzz::must(blocks * type.bytes == t.bytes.size(), "a tensor's shape is its bytes");
+    fuzz::must(blocks * type.bytes == t.bytes.size(), "a tensor's bytes match its shape");
     std::vector<float> values(static_cast<size_t>(t.numel()));
     read_blocks(type, t.bytes, values.data());
     for (const float x : values) sink = x;
@@ -117,11 +117,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const Tokenizer tokenizer = read_gguf_tokenizer(file);
       tokenizer.decode(tokenizer.encode("ab aab"));
     } catch (const Error& e) {
-      fuzz::must(e.code() == Exit::data, "a bad tokenizer is bad data");
+      fuzz::must(e.code() == Exit::data, "an invalid tokenizer gives Exit::data");
     }
     read_config(file);
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::checkpoint, "a bad file is refused as a checkpoint");
+    fuzz::must(e.code() == Exit::checkpoint, "an invalid file gives Exit::checkpoint");
   }
   return 0;
 }

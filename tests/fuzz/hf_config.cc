@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const auto& [tensor, file] : parse_index(text, "index"))
       fuzz::must(file.find('/') == std::string::npos, "a file lies in the folder");
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::checkpoint, "a bad index is not a usable checkpoint");
+    fuzz::must(e.code() == Exit::checkpoint, "an invalid index gives Exit::checkpoint");
   }
   try {
     Json json = parse_json(text, "here", Exit::checkpoint);
@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::must(model.contains("n_layer") && model.contains("vocab_size"),
                "a config has the sizes of its model");
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::checkpoint, "a bad config is not a usable checkpoint");
+    fuzz::must(e.code() == Exit::checkpoint, "an invalid config gives Exit::checkpoint");
   }
   return 0;
 }

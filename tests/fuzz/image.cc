@@ -32,16 +32,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     ImageFile image(file.path());
     fuzz::must(image.height() > 0 && image.width() > 0, "an image has pixels");
-    fuzz::must(image.height() * image.width() <= ImageFile::most_pixels, "a size has a limit");
+    fuzz::must(image.height() * image.width() <= ImageFile::most_pixels,
+               "an image has at most most_pixels pixels");
     // Images within Lathe's size limit can still take a second, which is too slow for fuzzing.
     if (image.height() * image.width() > 1'000'000) return 0;
     const int64_t channels = size % 2 == 0 ? 1 : 3;
     image.read(channels, pixels);
-    fuzz::must(std::ssize(pixels) == image.height() * image.width() * channels, "all pixels");
+    fuzz::must(std::ssize(pixels) == image.height() * image.width() * channels,
+               "all pixels are read");
     resize_image(pixels, image.height(), image.width(), channels, 5, 7, resized);
-    for (const double x : resized) fuzz::must(x >= 0 && x <= 255, "a mean of bytes is in range");
+    for (const double x : resized) fuzz::must(x >= 0 && x <= 255, "a resized value is at most 255");
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::data, "a bad file is a data error");
+    fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
   }
   return 0;
 }

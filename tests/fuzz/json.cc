@@ -16,11 +16,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const Json json = parse_json(fuzz::text_of(data, size), "j", Exit::data);
     const std::string text = json.dump();
-    fuzz::must(parse_json(text, "j", Exit::internal).dump() == text, "JSON reads back");
+    fuzz::must(parse_json(text, "j", Exit::internal).dump() == text,
+               "JSON that was written is read unchanged");
     for (const char* key : {"step", "bytes", "val_loss"}) {
       try {
         const int64_t n = json_integer(json, key, 0, 1000, "j", Exit::data);
-        fuzz::must(n >= 0 && n <= 1000, "a whole number is in its range");
+        fuzz::must(n >= 0 && n <= 1000, "an integer is in its range");
       } catch (const Error& e) {
         fuzz::must(e.code() == Exit::data, "an error has the exit code that was given");
       }

@@ -35,7 +35,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const std::byte b : read.bytes()) sum += static_cast<unsigned>(b);
     sink = sum;
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::data, "a bad file is a data error");
+    fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
   }
   return 0;
 }

@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!p) return 0;
     fuzz::must(
         p->parts >= 0 && p->train >= 0 && p->val >= 0 && p->largest_id >= 0 && p->learned >= 0,
-        "counts");
+        "counts are not negative");
     const auto again = read_progress(progress_record(*p, "c"), "c", "record");
     fuzz::must(again && again->parts == p->parts && again->train == p->train &&
                    again->val == p->val && again->largest_id == p->largest_id &&

@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     sink = sum;
     fuzz::must(bytes <= size, "tensors lie in the file");
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::checkpoint, "a bad file is not a usable checkpoint");
+    fuzz::must(e.code() == Exit::checkpoint, "an invalid file gives Exit::checkpoint");
   }
   return 0;
 }

@@ -24,13 +24,14 @@ std::vector<std::string> seeds() {
 }  // namespace lathe::fuzz
 
 namespace {
-/// A folder in memory, whose files are links to files in memory.
+/// A folder in memory with a link train.bin to a file in memory, and a separate file in memory for
+/// the manifest.
 struct Folder {
   lathe::fuzz::MemoryFile manifest, train;
   lathe::fs::path path;
   Folder() {
     std::string pattern = "/dev/shm/lathe-fuzz-XXXXXX";
-    lathe::fuzz::must(mkdtemp(pattern.data()) != nullptr, "a folder in /dev/shm");
+    lathe::fuzz::must(mkdtemp(pattern.data()) != nullptr, "a folder can be made in /dev/shm");
     path = pattern;
     lathe::fs::create_symlink(train.path(), path / "train.bin");
   }
@@ -65,7 +66,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     tokens.read(0, tokens.size(), 1000, ids.data());
     if (manifest) tokens.verify();
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::data, "bad data is a data error");
+    fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
   }
   return 0;
 }

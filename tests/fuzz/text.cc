@@ -20,11 +20,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<int64_t> ids(text.begin(), text.end());
   for (int64_t& id : ids) id -= 128;
   Tokenizer::byte().decode(ids);
-  fuzz::must(Tokenizer::byte().decode(Tokenizer::byte().encode(text)) == text, "bytes come back");
+  fuzz::must(Tokenizer::byte().decode(Tokenizer::byte().encode(text)) == text,
+             "decoding the ids of bytes gives the bytes");
   try {
     const Tokenizer tokenizer = Tokenizer::characters(text);
     fuzz::must(is_utf8(text), "only UTF-8 text gives a tokenizer");
-    fuzz::must(tokenizer.decode(tokenizer.encode(text)) == text, "text comes back");
+    fuzz::must(tokenizer.decode(tokenizer.encode(text)) == text,
+               "decoding the ids of a text gives the text");
     fuzz::must(is_utf8(tokenizer.decode(ids)), "decoded text is UTF-8");
     const Tokenizer again = Tokenizer::from("char", tokenizer.vocabulary());
     fuzz::must(again.encode(text) == tokenizer.encode(text),

@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       toml_text(entry.value);
     }
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::usage, "a bad config is a usage error");
+    fuzz::must(e.code() == Exit::usage, "invalid input gives Exit::usage");
   }
   return 0;
 }

@@ -19,6 +19,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto* number = std::get_if<double>(&value);
   const auto* text = std::get_if<std::string>(&value);
   if ((number != nullptr && std::isnan(*number)) || (text != nullptr && !is_utf8(*text))) return 0;
-  fuzz::must(parse_value(toml_text(value)) == value, "a value reads back");
+  fuzz::must(parse_value(toml_text(value)) == value, "a value that was written is read unchanged");
   return 0;
 }

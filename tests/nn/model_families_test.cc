@@ -1,5 +1,6 @@
-// Tests of options of Llama families: windows of attention, capped scores and logits, and the keys
-// that select blocks. other_models_test.cc and the op table compare values with LibTorch.
+// Tests of options of Llama families: windows of attention, capped scores and logits, and the
+// config keys that select blocks. other_models_test.cc and the op table compare values with
+// LibTorch.
 #include "autograd/engine.h"
 #include "autograd/ops/attention.h"
 #include "autograd/recompute.h"
@@ -98,7 +99,7 @@ at::Tensor masked_attention(const std::vector<at::Tensor>& qkv, int64_t heads, i
   return y.transpose(1, 2).reshape(qkv[0].sizes());
 }
 
-TEST_CASE("windows within documents agree with a mask on every path, also with a cache of keys",
+TEST_CASE("windows in documents agree with a mask on every instruction set, also with a key cache",
           "[model_families]") {
   torch::manual_seed(3);
   for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
@@ -218,7 +219,8 @@ TEST_CASE("the loss of capped logits in chunks of rows agrees with the loss of a
   }
 }
 
-TEST_CASE("keys of blocks that have no effect or wrong values are refused", "[model_families]") {
+TEST_CASE("config keys of blocks that have no effect or wrong values are refused",
+          "[model_families]") {
   const auto refusal = [](const std::function<void(LlamaConfig&)>& change) {
     LlamaConfig c;
     change(c);
@@ -256,7 +258,7 @@ TEST_CASE("keys of blocks that have no effect or wrong values are refused", "[mo
   refused([](LlamaConfig& c) { c.qk_norm_over = "projection"; },
           {"model.qk_norm_over = \"projection\"", "model.qk_norm = true"});
 
-  // Keys that have an effect are accepted.
+  // Config keys that have an effect are accepted.
   CHECK(refusal([](LlamaConfig& c) {
           c.sliding_window = 4;
           c.window_layers = "10";

@@ -61,7 +61,7 @@ void check_names(const std::string& message, const std::vector<std::string>& fac
 }
 
 TEST_CASE(
-    "dims with the same name must have the same size in a call, and a mismatch names path, both "
+    "dims with the same name must have the same size in a call, and the error names the path, both "
     "shapes and the dim",
     "[module_hooks]") {
   const auto ones = [](std::vector<int64_t> sizes) { return Variable(torch::ones(sizes)); };

@@ -181,7 +181,7 @@ torch::nn::MultiheadAttention their_attention(W w, const std::string& at, int64_
   return m;
 }
 at::Tensor swap(const at::Tensor& x) { return x.transpose(0, 1); }
-/// Returns a mask in the form of torch::nn's C++ attention, which is numbers to add to the scores.
+/// Returns a mask in the form that torch::nn's C++ attention takes: numbers to add to the scores.
 at::Tensor added(const at::Tensor& hidden) {
   return torch::zeros(hidden.sizes(), at::kDouble).masked_fill(hidden, -INFINITY);
 }

@@ -19,7 +19,7 @@ namespace {
 class ModuleChecker {
  public:
   explicit ModuleChecker(const ModuleCase& row) : row_(row), parameters_(row.parameters()) {
-    // Random values, so that every term of a formula matters.
+    // Set random values, so that every term of a formula matters.
     for (const auto& p : parameters_) {
       p.parameter.data().copy_(torch::randn(p.parameter.sizes(), at::kDouble) * 0.5);
       weights_[p.path] = p.parameter.data().clone().requires_grad_();
@@ -216,7 +216,7 @@ TEST_CASE("every module has a row in the table", "[module_table]") {
   CHECK(rows.size() > 25);
 }
 
-TEST_CASE("a wrong module fails the harness", "[module_table]") {
+TEST_CASE("check_module() reports a wrong module", "[module_table]") {
   struct Scaled {
     Variable weight = new_parameter({3});
     bool cut = false;

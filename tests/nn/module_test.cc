@@ -127,8 +127,7 @@ TEST_CASE("blocks within a block have the index of that block", "[module]") {
                                                   {"blocks.1.last", 1}});
 }
 
-TEST_CASE("a recurrent module that was not constructed is an error where it is called",
-          "[module]") {
+TEST_CASE("calling a default-constructed recurrent module is an error", "[module]") {
   for (const std::string& error : {error_of([] { LSTM()(Variable(torch::ones({1, 2, 3}))); }),
                                    error_of([] { GRU()(Variable(torch::ones({1, 2, 3}))); })})
     CHECK_THAT(error, ContainsSubstring("recurrent") && ContainsSubstring("not constructed"));
@@ -271,7 +270,7 @@ TEST_CASE(
              ContainsSubstring("in.weight ") && ContainsSubstring("no values"));
 }
 
-TEST_CASE("modules that take a Variable take a tensor", "[module]") {
+TEST_CASE("modules that take a Variable also take a tensor", "[module]") {
   const at::Tensor x = torch::arange(12, at::kFloat).view({2, 3, 2}) / 12;
   const auto same = [&](auto&& module) {
     initialize(module, Init::xavier_normal, 5);
@@ -331,7 +330,8 @@ TEST_CASE("a state dict is saved to a file and read back, bit for bit", "[module
   CHECK(list_folder(folder.path()).size() == 1);
 }
 
-TEST_CASE("loading is an error for an old graph, and updates working copies", "[module]") {
+TEST_CASE("loading updates working copies, and makes backward of an older graph an error",
+          "[module]") {
   Linear layer(4, 4, false);
   initialize(layer, Init::gpt2, 3);
   const Variable x = Variable::parameter(torch::ones({2, 4}));

@@ -1,4 +1,5 @@
-// Tests numbers at 0 and -1 in every options struct and in arguments of layers and functions.
+// Tests the values 0 and -1 for numbers in every options struct and in arguments of layers and
+// functions.
 #include <ATen/ops/zeros.h>
 
 #include <filesystem>
@@ -231,7 +232,7 @@ std::vector<OptionsRow> options_rows() {
   return rows;
 }
 
-TEST_CASE("every number of options and arguments at 0 or -1 works or fails with one sentence",
+TEST_CASE("each number in options and arguments works as 0 and as -1, or fails with one sentence",
           "[option_bounds]") {
   std::set<std::string> named;
   for (const OptionsRow& row : options_rows()) {

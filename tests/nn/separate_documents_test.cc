@@ -82,7 +82,8 @@ Variable by_documents(const std::vector<Variable>& qkv, int64_t heads, int64_t k
 }
 
 TEST_CASE(
-    "documents of a row have the attention that each has alone, on any path and number of threads",
+    "documents of a row have the attention that each has alone, on any instruction set and number "
+    "of threads",
     "[separate_documents]") {
   torch::manual_seed(11);
   const int threads = at::get_num_threads();

@@ -186,7 +186,7 @@ bool needs_whole_tensors(const OptimConfig& c) {
   return state.whole || !state.divisible;
 }
 
-TEST_CASE("optimizers of complete tensors agree with their implementation by ATen's ops",
+TEST_CASE("optimizers that need complete tensors agree with their implementation by ATen's ops",
           "[optimizer_table]") {
   int tested = 0;
   for (const Row& row : optimizer_rows()) {
@@ -334,8 +334,8 @@ TEST_CASE("every optimizer gives the same bits on any number of threads", "[opti
 }
 
 TEST_CASE(
-    "bfloat16 parameters are the rounded float32 update, lost updates are counted, and working "
-    "copies written",
+    "bfloat16 parameters equal rounded float32 parameters, lost updates are counted, and working "
+    "copies are written",
     "[optimizer_table]") {
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);

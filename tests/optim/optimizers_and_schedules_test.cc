@@ -389,7 +389,7 @@ TEST_CASE("optim.groups of a config sets parameter groups, and wrong groups are 
 }
 
 TEST_CASE(
-    "parameter groups have a learning rate and a weight decay, and the first that matches applies",
+    "parameter groups have a learning-rate factor and a weight decay, and the first match applies",
     "[optimizers_and_schedules]") {
   const auto make = [] {
     std::vector<NamedParameter> p;

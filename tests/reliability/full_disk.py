@@ -40,7 +40,7 @@ def main():
         check(difference(tiny.reference, run) == "", difference(tiny.reference, run))
     finally:
         subprocess.run(["umount", str(disk)])
-    print(f"the disk was full after step {there[-1]}: exit code 6, and with room the run resumed with the same bits")
+    print(f"the disk was full after step {there[-1]}: exit code 6, and with free space the run resumed with the same bits")
 
 
 main()

@@ -2,9 +2,9 @@
 """Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
 
 A run begins on 1, 2 or 4 processes. A random rank gets SIGKILL at a random moment. The run is
-started again until it ends. Each start has another number of processes, another dist.shard or
-updates in the backward pass, another memory.offload, and possibly a pipeline of two stages and
-saves in the background. Then the metrics and the newest checkpoint must equal those of an
+started again until it ends. Each start draws the number of processes, dist.shard or updates in the
+backward pass, memory.offload, the number of pipeline stages (1 or 2), and whether checkpoints are
+saved in the background. Then the metrics and the newest checkpoint must equal those of an
 uninterrupted run on one process. No start may lose the newest checkpoint. A start that takes more
 than a minute counts as a hang.
 
@@ -28,7 +28,7 @@ SHARDS = ["none", "optimizer", "gradients", "parameters"]
 WORDS = [f"--train.grad_accum={MICRO_BATCHES}", "--memory.recompute=blocks", "--model.tie_weights=false",
          "--model.n_layer=2",
          f"--dist.timeout={TIMEOUT}"]
-# Numbers of processes, with the keys that lay out a run on them.
+# Each entry has a number of processes, and the keys that divide a run among them.
 LAYOUTS = [(2, ["--dist.tensor=2"]),
            (4, ["--dist.tensor=2", "--dist.sequence_parallel=true"]),
            (4, ["--dist.context=2"]),
@@ -53,7 +53,7 @@ def ranks_of(launcher):
 
 
 class Kills:
-    """Runs that are killed. With a layout, all of them keep it."""
+    """Starts runs and kills them. If `layout` is set, all runs keep this layout."""
 
     def __init__(self, tiny, seed, layout=None):
         self.tiny, self.draw, self.layout = tiny, random.Random(seed), layout
@@ -146,7 +146,7 @@ def main():
     tiny = Tiny(sys.argv[1], steps=STEPS, interval=SAVED, words=WORDS)
     all_ = Kills(tiny, seed)
     all_.strike(kills - kills // 10)
-    # A short series tries a part of the layouts, beginning with a random one.
+    # With few kills, only some of the layouts are tried, beginning with a random one.
     begin, tried = all_.draw.randrange(len(LAYOUTS)), min(len(LAYOUTS), kills // 10)
     kept = [Kills(tiny, seed + i, LAYOUTS[(begin + i) % len(LAYOUTS)]) for i in range(tried)]
     for i, runs in enumerate(kept):

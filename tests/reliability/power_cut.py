@@ -4,9 +4,9 @@ is cloned. Then the clone is mounted, and the run resumes in the clone.
 
 A clone is a snapshot of the block device. It has exactly the writes that the file system issued
 before the clone. This is the state of a disk that writes its cache when the power fails;
-tests/train/store/crash_test.cc simulates disks that lose or reorder their cache. The image is in
-another XFS file system, because clones (reflinks) are atomic and copies are not. In one run, strace
-skips every fsync. The test must then fail.
+tests/train/store/crash_test.cc simulates disks that lose or reorder their cache. The image is a
+file in a separate XFS file system, because clones (reflinks) are atomic and copies are not. In one
+run, strace skips every fsync. The checks of this run must fail.
 
 usage: power_cut.py LATHE ext4|xfs [CUTS [SEED]]
 """

@@ -86,7 +86,7 @@ def main():
     other = Tiny(sys.argv[1], steps=STEPS, interval=5, words=[*WORDS, "--train.seed=7"])
     control("a run of another seed",
             lambda: check(difference(tiny.reference, other.reference) == "", "another seed has other bits"))
-    print("runs under torchrun have the bits of one process, also where a rank is killed")
+    print("runs under torchrun have the bits of one process, even if a rank is killed")
 
 
 main()

@@ -3,8 +3,8 @@
 LATHE
 
 The run must be bitwise equal to a run on one process. When the link between the processes goes
-down, both processes must end with exit code 7 in time. The run must resume once the link is up
-again. The test is skipped if namespaces can't be created.
+down, both processes must end with exit code 7 at most 4 s after dist.timeout. The run must resume
+once the link is up again. The test is skipped if namespaces can't be created.
 """
 import os
 import subprocess
@@ -60,7 +60,7 @@ def main():
         check(difference(tiny.reference, cut) == "", "a run with more steps differs")
 
     control("a run of more steps", compare)
-    print(f"two networks: the bits of one process, and a cut link noticed after {seconds:.1f} s")
+    print(f"the run on two networks has the bits of one process; a cut link was noticed after {seconds:.1f} s")
 
 
 main()

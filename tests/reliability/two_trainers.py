@@ -98,8 +98,8 @@ def main():
         trials += 1
         check(trials < 3 * races + 10, "the trainers do not meet")
     control("two processes train in one folder", lambda: race_without_lock(tiny, run))
-    print(f"{met.total()} races ({dict(met)}) of {trials} met, one of two trained in each, and all runs ended with the "
-          "same bits")
+    print(f"in {met.total()} of {trials} races ({dict(met)}), both trainers ran at the same time and one was refused; "
+          "all runs ended with the same bits")
 
 
 main()

@@ -158,7 +158,7 @@ std::string lathe_fault(const ParallelLayout& l, const StepWorkload& step, bool 
     if (degree > 1 && !fault->empty()) return *fault;
   }
   if (step.updates_in_backward && (l.shard > 0 || l.micro_batches(step.global_batch) != 1))
-    return "memory.update_in_backward needs dist.shard = \"none\" and one micro-batch per step";
+    return "memory.update_in_backward needs dist.shard = \"none\" and one micro-batch per process";
   if (l.pipeline * l.virtual_stages > step.shape.layers)
     return str("the ", step.shape.layers, " blocks are fewer than the parts of the pipeline");
   if (l.virtual_stages > 1 && l.shard > 1)

@@ -22,7 +22,8 @@ using namespace lathe;
 using lathe::test::is_sentence;
 using lathe::test::message_of;
 
-TEST_CASE("inputs that PyTorch refuses are refused with a sentence", "[extreme_values]") {
+TEST_CASE("invalid inputs are refused with an error message that is a complete sentence",
+          "[extreme_values]") {
   const auto ones = [](at::IntArrayRef sizes) { return Variable::parameter(torch::ones(sizes)); };
 
   const std::vector<std::pair<const char*, std::function<void()>>> refused{
@@ -140,8 +141,9 @@ TEST_CASE("SwiGLU and its gradient are zero far below zero, and NaN at minus inf
   }
 }
 
-TEST_CASE("second derivatives of logsigmoid are exact in both tails, and elu's is PyTorch's at 0",
-          "[extreme_values]") {
+TEST_CASE(
+    "logsigmoid's second derivative is exact in both tails, and elu's is 0 at 0, as in PyTorch",
+    "[extreme_values]") {
   const at::Tensor x = torch::tensor({-20.0, -8.5, -1.0, 0.0, 1.0, 8.5, 20.0}, at::kFloat);
   const auto second = [](auto f, const at::Tensor& at) {
     const Variable v = Variable::parameter(at.clone());

@@ -132,7 +132,7 @@ TEST_CASE("a GPU's attention on packed projections keeps documents apart", "[gpu
   }
 }
 
-TEST_CASE("document bounds follow document starts, and are undefined for other starts",
+TEST_CASE("document_bounds() returns the bounds of documents, or none if the starts are invalid",
           "[gpu_attention]") {
   const at::Tensor starts = starts_of_documents(80);
   const DocumentBounds places = document_bounds(starts);

@@ -189,9 +189,9 @@ class Checker {
     const at::Tensor wanted = c_.oracle(exact, ids.defined() ? ids.contiguous() : ids);
     const auto grads = torch::autograd::grad({wanted}, exact, {dy.to(at::kDouble).contiguous()},
                                              false, false, /*allow_unused=*/true);
-    // In low precision, as in the op table, a result is rounded once, and the terms of its sum a
-    // few times. In float32, expanded inputs make sums of up to 129 equal terms, whose roundings of
-    // 2^-24 add up to 2^-17 and do not cancel.
+    // In low precision, as in the op table, a result is rounded once, and the terms of its sum are
+    // rounded a few times. In float32, expanded inputs make sums of up to 129 equal terms, whose
+    // roundings of 2^-24 add up to 2^-17 and do not cancel.
     const double spacing = dtype == at::kFloat ? 0x1p-19 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
     compare("forward", y.data(), wanted.detach(), spacing);
     for (size_t i = 0; i < x.size(); ++i) {

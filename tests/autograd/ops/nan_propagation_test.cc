@@ -130,7 +130,7 @@ void with_and_without(F&& f) {
   use_kernels(true);
 }
 
-TEST_CASE("a NaN anywhere in an input or a cotangent appears where the formula has it",
+TEST_CASE("a NaN anywhere in an input or a cotangent gives NaN at the oracle's positions",
           "[nan_propagation]") {
   int sets = 0;
   on_every_set([&](const std::string&) { ++sets; });
@@ -206,7 +206,7 @@ TEST_CASE("a norm whose sum of squares overflows is right or NaN, not zero", "[n
     on_every_set([&](const std::string& set) {
       const at::Tensor y = layer_norm(Variable(big), {}, {}).data();
       INFO(kernels << " on " << set << ": " << y);
-      // 1e-5 allows for float32 roundings, and for cancellation in the mean
+      // The tolerance allows for float32 roundings, and for cancellation in the mean.
       CHECK(
           (y.isnan().all().item<bool>() || torch::allclose(y.to(at::kDouble), wanted, 1e-5, 1e-5)));
     });

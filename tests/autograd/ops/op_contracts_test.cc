@@ -119,10 +119,8 @@ int64_t check_changes(const OpCase& row, at::ScalarType dtype) {
   return refused;
 }
 
-TEST_CASE(
-    "changing a tensor that an op keeps before backward is an error or leaves the gradients "
-    "unchanged",
-    "[op_contracts]") {
+TEST_CASE("if a tensor that an op keeps changes, backward is an error or gives the same gradients",
+          "[op_contracts]") {
   int64_t refused = 0;
   for (const OpCase& row : lathe::test::op_table()) {
     INFO(row.op << " (" << row.label << ")");

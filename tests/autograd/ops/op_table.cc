@@ -196,7 +196,7 @@ std::vector<OpCase> make_op_table() {
            [](V v) { return log_softmax(v[0], 1); },
            [](T x) { return x[0].log_softmax(1); }});
 
-  // In these rows, one of several inputs needs no gradient ("still").
+  // In the rows with "still" in their label, at least one input needs no gradient.
   const Input still{{2, 3}, 0.5, 2, false}, row_still{{3}, 0.5, 2, false};
   add_row({"add",
            "second still",

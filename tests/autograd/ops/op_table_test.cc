@@ -51,7 +51,7 @@ struct WrongSecond {
   static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
 };
 
-TEST_CASE("a wrong op fails the harness", "[op_table]") {
+TEST_CASE("check_op() reports a wrong op", "[op_table]") {
   const auto cube = [](const std::vector<at::Tensor>& x) { return x[0].pow(3); };
   OpCase row{.op = "wrong_cube",
              .label = "",

@@ -164,7 +164,7 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"layer_norm", {3, 0, 2}},
       {"rms_norm", {3, 0, 1}},
       // These keep the result, the logarithm of the sums over keys (Dao et al. 2022,
-      // "FlashAttention"), the document starts and the angles. ATen's kernel has the result in
+      // "FlashAttention"), the document starts and the angles. ATen's kernel keeps the result in
       // another order of dims.
       {"attention", {1, 1, 3}},
       {"grouped_attention", {3, 1, 3}},
@@ -174,9 +174,9 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"linear_swiglu", {3, 0, 2}},
       // This keeps both operands in fp8 and their factors, which are smaller than the inputs.
       {"linear_fp8", {0, 0, 4}},
-      // These keep the new state, which the next step keeps as well.
+      // This keeps the new state, which the next step keeps as well.
       {"lstm_cell", {2, 1, 0}},
-      // These keep the states of all steps, the states before the first step, the gates of all
+      // This keeps the states of all steps, the states before the first step, the gates of all
       // steps and, in float32, the cell states.
       {"lstm_layer", {6, 2, 2}},
       // These keep the positions that the results come from.

@@ -106,7 +106,7 @@ std::vector<int64_t> rows_of(const Batch& b, double mean, double scale) {
   return rows;
 }
 
-TEST_CASE("an epoch has every example once, for any start and any threads that fill batches",
+TEST_CASE("an epoch has every example once, wherever it resumes and whichever threads fill batches",
           "[example_sets]") {
   const TempFolder f;
   // Test 15 epochs, most of which end within a batch.
@@ -140,8 +140,7 @@ TEST_CASE("an epoch has every example once, for any start and any threads that f
     REQUIRE(whole[static_cast<size_t>(i / batch)].targets[i % batch].item<int64_t>() ==
             order[static_cast<size_t>(i)] % 3);
 
-  // Resume at 20 positions with the folder opened again, and fill batches out of order by four
-  // threads.
+  // Open the folder again, resume at 20 positions, and let four threads fill batches out of order.
   for (int64_t resume = 0; resume < 20; ++resume) {
     const auto again = open_examples(config_of(dir));
     const int64_t first = resume * 5 + resume % 3;
@@ -282,7 +281,7 @@ Table images(int64_t n) {
   return t;
 }
 
-TEST_CASE("images are shifted and mirrored as by LibTorch, and each way is equally likely",
+TEST_CASE("shifted and mirrored images agree with LibTorch, and all shifts are equally likely",
           "[example_sets]") {
   const TempFolder f;
   const int64_t n = 4, batch = 8;
@@ -341,15 +340,15 @@ TEST_CASE("images are shifted and mirrored as by LibTorch, and each way is equal
       CHECK(untouched->second == std::pair(false, int64_t{12}));  // an image that was not shifted
     }
   }
-  // Of 4000 samples, 2000 are mirrored with a standard deviation of 32, and each way occurs 160
-  // times with a deviation of 12.4. Allow 5 deviations.
+  // On average, 2000 of 4000 samples are mirrored, with a standard deviation of 32, and each of the
+  // 25 shifts occurs 160 times, with a standard deviation of 12.4. Allow 5 standard deviations.
   CHECK(std::llabs(mirrored - samples / 2) < 160);
   for (const int64_t count : ways) CHECK(std::llabs(count - samples / 25) < 62);
   // The augmentation depends on the seed and on the number of the sample, not on its batch.
   const Batch one = batch_of(*data, 1, 9, 13), eight = batch_of(*data, 8, 9, 1);
   CHECK(torch::equal(one.inputs[0], eight.inputs[5]));
   CHECK(!torch::equal(batch_of(*data, 64, 10, 0).inputs, batch_of(*data, 64, 9, 0).inputs));
-  // Mirroring without shifts.
+  // Mirror images without shifts.
   config.crop = 0;
   const at::Tensor flipped = batch_of(*open_examples(config), 64, 9, 0).inputs,
                    plain64 = batch_of(*plain, 64, 9, 0).inputs;
@@ -357,8 +356,10 @@ TEST_CASE("images are shifted and mirrored as by LibTorch, and each way is equal
     CHECK((torch::equal(flipped[i], plain64[i]) || torch::equal(flipped[i], plain64[i].flip(2))));
 }
 
-TEST_CASE("folds cover all examples once, stratified, and normalize by their training examples",
-          "[example_sets]") {
+TEST_CASE(
+    "folds cover each example once, keep the shares of classes, and normalize by their training "
+    "examples",
+    "[example_sets]") {
   const TempFolder f;
   const bool classes = GENERATE(true, false);
   Table table = numbered(103, 4);
@@ -496,7 +497,7 @@ TEST_CASE("keys that do not fit the data are reported", "[example_sets]") {
   CHECK_THAT(problem([](DataConfig& c) { c.crop = 1; }),
              ContainsSubstring("data.crop") && ContainsSubstring("--shape C,H,W"));
 
-  // These keys of folds are refused.
+  // These values of data.folds and data.fold are refused.
   CHECK_THAT(problem([](DataConfig& c) { c.folds = 1; }), ContainsSubstring("data.folds = 1"));
   CHECK_THAT(problem([](DataConfig& c) {
                c.folds = 5;

@@ -101,7 +101,7 @@ TEST_CASE("headers of every version, spelling and type are read", "[npy]") {
   }
 }
 
-TEST_CASE("elements of every type are converted as by LibTorch", "[npy]") {
+TEST_CASE("elements of every type are converted to the same values as in LibTorch", "[npy]") {
   const TempFolder f;
   const auto check = [&](const at::Tensor& t, ArrayType type, const char* safetensors) {
     INFO(array_type_name(type));
@@ -232,7 +232,7 @@ TEST_CASE("arrays of examples need a first dimension, and safetensors need the n
   write_file(f / "bad.safetensors", "abc");
   try {
     const ExampleArray bad(f / "bad.safetensors", "");
-    FAIL("it was read");
+    FAIL("the malformed file was read");
   } catch (const Error& e) {
     CHECK(e.code() == Exit::data);
   }

@@ -15,7 +15,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("in every 65536 windows, each source has exactly its share, and each of its windows once",
+TEST_CASE("in every 65536 windows, each source has exactly its share, and no window occurs twice",
           "[mixture]") {
   const std::vector<double> weights{5, 0.00001, 3, 2};
   const MixtureSampler sampler(weights, 7), other(weights, 8);
@@ -55,7 +55,7 @@ TEST_CASE("in every 65536 windows, each source has exactly its share, and each o
   CHECK(counts({1, 1, 1.0001}) == std::vector<int64_t>{21845, 21845, 21846});
 
   // A round has 65536 windows. The shares in a part of a round differ from the shares of the round
-  // by at most 3 standard deviations of drawing without replacement.
+  // by less than 3 standard deviations of independent draws.
   int64_t first = 0;
   for (int64_t i = 1000; i < 3000; ++i) first += sampler(i).source == 0;
   CHECK(std::abs(first - 1000) < 3 * std::sqrt(2000 * 0.25));
@@ -72,7 +72,8 @@ void prepare_mixture(const TempFolder& f) {
   REQUIRE(done.code == 0);
 }
 
-TEST_CASE("windows of a mixture are drawn by its shares, which data.mix can change", "[mixture]") {
+TEST_CASE("windows of a mixture are drawn in proportion to its shares, which data.mix can change",
+          "[mixture]") {
   const TempFolder f(fast_folder());
   prepare_mixture(f);
   DataConfig c;
@@ -216,7 +217,7 @@ TEST_CASE(
   CHECK_THAT(refusal({}), ContainsSubstring("--source NAME=PATH:SHARE"));
 }
 
-TEST_CASE("options of a mixture apply to the sources for which they are", "[mixture]") {
+TEST_CASE("an option of a mixture applies to the sources that can use it", "[mixture]") {
   const TempFolder f(fast_folder());
   write_file(f / "web.jsonl", "{\"body\": \"one two\"}\n{\"body\": \"three\"}\n");
   write_file(f / "plays.txt", "four\n--\nfive \xFF");
@@ -333,7 +334,7 @@ TEST_CASE("a resumed run on a mixture is bitwise exact, and reports the loss of 
   CHECK(difference(f / "whole", f / "parts").empty());
   CHECK_THAT(train("parts", {"--data.mix=aa:1,bb:1,cc:1"}, 2), ContainsSubstring("data.mix"));
 
-  // The loss of the whole split is the mean over the tokens of all sources.
+  // The loss of the complete split is the mean over the tokens of all sources.
   const Finished eval = lathe_in(f, {"eval", "whole"});
   REQUIRE(eval.code == 0);
   const std::string line = eval.out.substr(eval.out.rfind('\n', eval.out.size() - 2) + 1);

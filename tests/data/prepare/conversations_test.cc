@@ -176,7 +176,7 @@ const Tokenizer& llama3_tokens() {
   return made;
 }
 
-TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's format",
+TEST_CASE("a chat template is followed if it writes ChatML or Llama 3's format",
           "[conversations]") {
   const std::vector<ChatMessage> one{{"user", " Hi"}},
       ruled{{"system", "Rule."}, {"user", "Hi"}, {"assistant", "Ho "}, {"user", "A"}};
@@ -496,7 +496,7 @@ TEST_CASE("the validation split at the end begins with a conversation", "[conver
   CHECK(cut > 0);
 }
 
-TEST_CASE("a line that is not a conversation is refused with its number", "[conversations]") {
+TEST_CASE("a line that is not a conversation is refused with its line number", "[conversations]") {
   const TempFolder f;
   const auto refusal = [&](const std::string& line) {
     write_file(f / "a.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n" + line + "\n");
@@ -606,7 +606,7 @@ TEST_CASE(
 
   // Split the 6 windows of a step as 3 x 2, 1 x 6 and 6 x 1. Micro-batches have different numbers
   // of targets. If a step's loss were the mean of the micro-batches' mean losses, the runs would
-  // differ by some percent.
+  // differ by several percent.
   const auto wanted = losses("whole");
   REQUIRE(wanted.size() == 40);
   for (const auto& [batch, accumulate] : {std::pair("1", "6"), std::pair("6", "1")}) {

@@ -94,7 +94,7 @@ inline std::string jpeg_of(int64_t height, int64_t width, std::vector<uint8_t> p
   return file;
 }
 
-/// Returns bytes that depend only on a seed.
+/// Returns n pseudorandom bytes that depend only on the seed.
 inline std::vector<uint8_t> random_bytes(int64_t n, uint32_t seed) {
   std::vector<uint8_t> bytes(static_cast<size_t>(n));
   for (uint8_t& byte : bytes) {

@@ -71,7 +71,8 @@ struct ImageFolderCase {
   }
 };
 
-TEST_CASE("a folder of images by class becomes bytes with channels first", "[image_folders]") {
+TEST_CASE("images in one folder per class become an array of bytes with channels first",
+          "[image_folders]") {
   ImageFolderCase c;
   write_file(c.f / "in/notes.txt", "some notes");
   write_file(c.f / "in/cat/Thumbs.db", "no image");
@@ -132,7 +133,7 @@ TEST_CASE("without --size, all images must have the same size", "[image_folders]
   c.refused(Exit::usage, {"val/dog/x.png", "3 x 9", "--size"});
 }
 
-TEST_CASE("a manifest with unknown \"images\", or whose other keys contradict it, is refused",
+TEST_CASE("a manifest is refused if \"images\" has an unknown value or contradicts other keys",
           "[image_folders]") {
   ImageFolderCase c;
   c.prepare();
@@ -207,7 +208,8 @@ TEST_CASE("a file that is not a readable image is refused with its name, and no 
   CHECK(c.prepare().train.examples == 6);
 }
 
-TEST_CASE("a folder without a folder of images for each class is refused", "[image_folders]") {
+TEST_CASE("a folder that does not have one subfolder of images per class is refused",
+          "[image_folders]") {
   ImageFolderCase c;
   const std::string in = (c.f / "in").string();
   write_file(c.f / "in/x.png", png_of(4, 4, random_bytes(48, 1)));

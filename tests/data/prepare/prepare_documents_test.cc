@@ -228,7 +228,7 @@ TEST_CASE("lines that are not documents are refused with their line numbers",
   CHECK_THAT(refusal(line_of("")), ContainsSubstring(" 0 tokens") && ContainsSubstring("1 empty"));
 }
 
-TEST_CASE("documents are dropped, repaired and split by their content, and all of it is counted",
+TEST_CASE("documents are dropped, repaired and split by their content, and counted in the manifest",
           "[prepare_documents]") {
   const TempFolder f;
   std::string lines;
@@ -295,7 +295,7 @@ TEST_CASE("texts are split at separators, and long ones are read in parts withou
   CHECK(Tokenizer::byte().decode(split_ids(f / "a", "train")) == "one\n\ntwo\n");
   CHECK(counts_of(f / "a")["empty"] == 1);
 
-  // A separator that overlaps itself is found from the left, wherever the text is read in parts.
+  // Separators that overlap are found from the left, wherever the parts of the text begin.
   {
     std::string overlapping;
     for (int i = 0; overlapping.size() < 3'000'000; ++i)

@@ -195,7 +195,7 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(p.csv("P000,31,9,sick\nP001,30,8,well\nP002,2,3,sick\n").train.examples == 3);
   CHECK(p.csv("id,31,9,state\nP001,30,8,well\nP002,2,3,sick\nP003,2,2,sick\n").train.examples == 3);
 
-  // A number is the number of a column, also if a cell of the first line of data is that number.
+  // A number in --target is the number of a column, even if a cell of the first line equals it.
   p.options.table.target = "3";
   m = p.csv("blue,3,7,41\nred,1,8,40\nblue,2,7,30\n");
   CHECK(m.train.examples == 3);
@@ -530,7 +530,7 @@ TEST_CASE("reading a table checks for a stop every few megabytes, and a stop lea
   }
 }
 
-TEST_CASE("the separator follows from the file name or the first line, or is given",
+TEST_CASE("an option, the file name or the first line determines the separator",
           "[prepare_examples]") {
   Prepared p;
   const auto same = [&](const std::string& name, const std::string& text) {

@@ -83,8 +83,9 @@ TEST_CASE("shards have the bytes that earlier builds wrote", "[prepare]") {
         "e029d9cbaec0f07a");
 }
 
-TEST_CASE("a character that is cut between two pieces is decoded if it is valid, and else refused",
-          "[prepare]") {
+TEST_CASE(
+    "a character that is cut between two pieces is decoded if it is valid, and otherwise refused",
+    "[prepare]") {
   const TempFolder f;
   constexpr size_t piece = size_t{4} << 20;
   for (const std::string& wide :
@@ -145,7 +146,7 @@ TEST_CASE("memory does not grow with the input", "[prepare][process_memory]") {
   CHECK(usage.ru_maxrss < 256 * 1024);
 }
 
-TEST_CASE("a preparation that was killed at any moment can be repeated, also with other options",
+TEST_CASE("a preparation that was killed at any moment can be repeated, even with other options",
           "[prepare]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(20000));

@@ -114,7 +114,7 @@ BPEDefinition trained_on(const TempFolder& f, const std::string& text, int64_t s
   return train_bpe({.files = {f / "text.txt"}}, {.vocab_size = size, .threads = threads});
 }
 
-TEST_CASE("texts, also those that are not UTF-8, are split by GPT-2's pattern", "[bpe]") {
+TEST_CASE("texts, even those that are not UTF-8, are split by GPT-2's pattern", "[bpe]") {
   using Pieces = std::vector<std::string>;
   CHECK(pieces_of(gpt2_pattern, "I'm  here:  42 na\xC3\xAFve\n\n x") ==
         Pieces{"I", "'m", " ", " here", ":", " ", " 42", " na\xC3\xAFve", "\n\n", " x"});
@@ -163,8 +163,8 @@ TEST_CASE("the code for known patterns finds the pieces that the patterns match"
       std::string text;
       for (uint64_t n = random() % 12; n > 0; --n) text += parts[random() % parts.size()];
       INFO(text);
-      REQUIRE(pieces_of(pattern, text) ==
-              pieces_of("(?:" + pattern + ")", text));  // within a group, the pattern is unknown
+      // A known pattern is not recognized within a group.
+      REQUIRE(pieces_of(pattern, text) == pieces_of("(?:" + pattern + ")", text));
     }
   }
 }
@@ -321,7 +321,7 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
   refused([](Json& j) { j["model"]["merges"][0] = "a"; }, "not \"a\"");
   refused([](Json& j) { j["model"].erase("merges"); }, "\"merges\"");
 
-  // A tokenizer may have a token at the beginning of a text, and added tokens that are not special.
+  // A tokenizer may put a token before each text, and may have added tokens that are not special.
   Json begins = json;
   begins["post_processor"] = {{"type", "Sequence"},
                               {"processors",
@@ -338,8 +338,8 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
   CHECK(marked.begin == 0);
   CHECK_FALSE(marked.special[1].special);
   CHECK(bpe_from_json(bpe_to_json(marked), "t.json") == marked);
-  // Other programs also encode pairs of texts. Each text of a pair begins with the token from the
-  // beginning of a text, and the second text has type 1.
+  // Other programs also encode pairs of texts. Each text of a pair begins with this token, and the
+  // second text has type 1.
   const Json written = bpe_to_json(marked)["post_processor"];
   CHECK(written["type"] == "TemplateProcessing");
   CHECK(written["single"] ==
@@ -372,8 +372,8 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
 }
 
 TEST_CASE(
-    "SentencePiece's BPE has characters, bytes for those without a token, and a space before the "
-    "text",
+    "SentencePiece's BPE puts a space before the text, and encodes characters without a token as "
+    "bytes",
     "[bpe]") {
   const auto encoded = [](const BPE& bpe, const std::string& text, bool begins = true) {
     std::vector<int32_t> ids;

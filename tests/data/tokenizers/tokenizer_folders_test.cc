@@ -1,6 +1,6 @@
-// Tests of tokenizers in folders of transformers: added tokens that are text, pre-tokenizers, and
-// the settings of tokenizer_config.json. The expected ids are those of Hugging Face's tokenizers
-// 0.23.
+// Tests of tokenizer folders in the format of transformers: added tokens that are not special,
+// pre-tokenizers, and the settings of tokenizer_config.json. The expected ids are those of Hugging
+// Face's tokenizers 0.23.
 #include <algorithm>
 #include <map>
 
@@ -28,7 +28,7 @@ std::vector<std::string> pieces_of(const BPE& bpe, const std::string& text,
 /// Returns `d` after it was written as a tokenizer.json and read again.
 BPEDefinition reread(const BPEDefinition& d) { return bpe_from_json(bpe_to_json(d), "test"); }
 
-TEST_CASE("an added token that is text is found in every text", "[tokenizer_folders]") {
+TEST_CASE("an added token that is not special is found in every text", "[tokenizer_folders]") {
   BPEDefinition d = byte_tokenizer_with({"<|end|>"}).bpe()->definition();
   for (const char* text : {"<think>", "\n\n"}) {
     d.special.push_back({static_cast<int32_t>(d.tokens.size()), text, /*special=*/false});
@@ -91,8 +91,8 @@ TEST_CASE("a document ends with the end token that the settings name", "[tokeniz
   t.set_settings(s);
   CHECK(t.document_end() == 256);
 
-  // An <|im_end|> that was added as text ends a turn. Other tokens that were added as text, such as
-  // </s>, do not end a document.
+  // An added token <|im_end|> ends a turn even if it is not special. Other added tokens that are
+  // not special, such as </s>, do not end a document.
   BPEDefinition d = byte_tokenizer_with({"</s>", "<|im_start|>", "<|im_end|>"}).bpe()->definition();
   for (SpecialToken& token : d.special) token.special = false;
   Json json{{"kind", "bpe"}};
@@ -161,7 +161,7 @@ struct SlowFolder {
   }
 };
 
-TEST_CASE("a vocab.json is read with its tokenizer class's pattern and added tokens of other files",
+TEST_CASE("a vocab.json is read with the pattern of its class and added tokens from other files",
           "[tokenizer_folders]") {
   const SlowFolder f;
   const BPEDefinition plain = read_bpe(f.folder.path());
@@ -248,7 +248,7 @@ TEST_CASE("add_bos_token decides for Llama's classes whether a prompt begins wit
   CHECK(begin_with(1, {{"tokenizer_class", "LlamaTokenizer"}}) == 1);
 }
 
-TEST_CASE("settings that are missing are filled one by one", "[tokenizer_folders]") {
+TEST_CASE("each missing setting is filled in separately", "[tokenizer_folders]") {
   const TokenizerSettings base{.has_special_tokens = true,
                                .bos_token = "<s>",
                                .eos_token = "</s>",

@@ -113,7 +113,7 @@ TEST_CASE("both answers of a pair are learned after the same prompt", "[preferen
   CHECK(manifest->largest_id == 256);
 }
 
-TEST_CASE("lines that are not preferences are refused with their number", "[preferences]") {
+TEST_CASE("lines that are not preferences are refused with their line numbers", "[preferences]") {
   const TempFolder f;
   const std::string good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
   const std::string hi = says("user", "Hi"), yes = says("assistant", "Yes");

@@ -3,7 +3,8 @@
 of the package einops or of torch.einsum. Run this script with a Python that has torch and einops,
 and pass the path of cases.txt.
 
-A line is: function|pattern|shapes of the operands|sizes by name|reduction|shape of the result|two sums of the result.
+The fields of a line are: function|pattern|shapes of the operands|sizes by name|reduction|
+shape of the result|first sum of the result|second sum of the result.
 The sums weight each element by its position, so that the same values in another order give other
 sums. Element i of operand k is ((37 i + 11 k) mod 101) / 50 - 1.
 """
@@ -29,7 +30,7 @@ def sums(y):
 
 
 def grouped(rng, names, ones):
-    """Return the names as one side of a pattern, grouped at random, with `ones` dims of size 1."""
+    """Returns the names as one side of a pattern, grouped at random, with `ones` dims of size 1."""
     groups, at = [], 0
     while at < len(names):
         n = rng.choice([1, 1, 1, 2, 3])
@@ -140,7 +141,7 @@ def main():
             try:
                 made = summing(rng, function == "einsum_named") if function.startswith("einsum") else rearranging(rng, function)
             except (einops.EinopsError, RuntimeError) as e:
-                print("again:", str(e).split("\n")[0][:100])
+                print("refused, so another pattern is drawn:", str(e).split("\n")[0][:100])
                 continue
             pattern, shapes, given, reduction, y = made
             shape_text = ";".join(",".join(map(str, s)) for s in shapes)

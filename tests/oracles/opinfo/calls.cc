@@ -128,7 +128,7 @@ std::vector<Variable> call_ours(const std::string& op, Call& call) {
     return f;
   }();
   const auto it = all.find(op);
-  if (it == all.end()) throw std::runtime_error(op + " has no function here");
+  if (it == all.end()) throw std::runtime_error(op + " is not mapped to a function of Lathe");
   return it->second(call);
 }
 

@@ -180,7 +180,7 @@ Functions reduction_functions() {
            [](Call& c) -> Results {
              const Variable x = c.v(0);
              const auto d = c.wholes(1, "dim");
-             if (d.size() != 1) throw Unsupported("other than one dim");
+             if (d.size() != 1) throw Unsupported("a number of dims other than one");
              return {amax(x, d[0], c.flag(2, "keepdim", false))};
            }},
           {"argmax", found(true)},
@@ -207,7 +207,7 @@ Functions reduction_functions() {
              const Variable x = c.v(0);
              const int64_t k = c.whole(1, "k", 1), d = c.whole(2, "dim", -1);
              const bool large = c.flag(3, "largest", true);
-             if (!c.flag(4, "sorted", true)) throw Unsupported("without order");
+             if (!c.flag(4, "sorted", true)) throw Unsupported("results without order");
              const auto [values, places] = topk(x, k, d, large);
              return {values, Variable(places)};
            }},

@@ -23,8 +23,8 @@ import tempfile
 MOST_SAMPLES = 40  # for each op and dtype
 MOST_ELEMENTS = 4000  # in all tensors of a sample together
 
-# Ops that PyTorch and Lathe have, by OpInfo's names without "nn.functional."; functions.cc and layers.cc map them to
-# Lathe's.
+# The ops that both PyTorch and Lathe have, by OpInfo's names without "nn.functional.". functions.cc
+# and layers.cc map them to Lathe's ops.
 OPS = """
 abs add amax argmax argmin bmm cat chunk clamp clamp_max clamp_min contiguous cos cumprod cumsum diagonal
 div.no_rounding_mode einsum eq erf exp expand expm1 flatten flip gather ge gt index_add index_select le log log1p

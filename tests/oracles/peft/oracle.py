@@ -96,7 +96,8 @@ def compare(bench, kind, dora, some):
     (out / "adapter_config.json").write_text(json.dumps(config))
     wrong = PeftModel.from_pretrained(base_model(kind), out).merge_and_unload().state_dict()
     assert difference(ours, wrong) > 1e-3, "the control: another factor"
-    print(f"{name}: {difference(ours, expected):.1e} in, {difference(ours, again):.1e} out")
+    print(f"{name}: merged weights differ by {difference(ours, expected):.1e} after import, and by "
+          f"{difference(ours, again):.1e} after export")
 
 
 def main():

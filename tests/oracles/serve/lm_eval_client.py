@@ -39,9 +39,9 @@ metadata:
 
 def write_questions(path, seed):
     """Writes questions whose ending with the highest probability rarely has the highest probability
-    per byte. The short ending has only a number, which is hard to predict. In a longer ending, the
-    correct word follows, which is easy to predict. The text is ASCII, since lm_eval's acc_norm
-    counts characters."""
+    per byte. The short ending has only a number, which is hard to predict. In one of the two longer
+    endings, the correct word follows, which is easy to predict. The text is ASCII, since lm_eval's
+    acc_norm counts characters."""
     draw = random.Random(seed)
     lines = []
     for _ in range(50):

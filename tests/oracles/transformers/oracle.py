@@ -23,7 +23,7 @@ from families import families
 from scores import scores
 
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors"]
-TOLERANCE = 1e-4  # logits have magnitude 1 to 10, and their sums are in another order
+TOLERANCE = 1e-4  # logits have magnitude 1 to 10, and sums are computed in another order
 VOCABULARY, CONTEXT = 300, 48
 TEXT = "the lathe turns wood and the tool cuts what turns slowly under it. I'm 42, naïve 😀\n" * 40
 

@@ -1,5 +1,5 @@
-// The program lathe_faults: `lathe` with faults, which environment variables request. Tests
-// that kill processes use it. `lathe_faults --serve FD` runs many commands
+// Implements the program lathe_faults, which is `lathe` with faults that environment variables
+// request. Tests that kill processes use it. `lathe_faults --serve FD` runs many commands
 // (tests/support/faults/serve.h).
 //   LATHE_TEST_KILL="POINT N"   SIGKILL when the process reaches the fault point for the N-th time
 //   LATHE_TEST_STOP="POINT N"   SIGTERM when the process reaches the fault point for the N-th time

@@ -34,8 +34,8 @@ TEST_CASE("--fit combines the changes that cost the least time", "[fit]") {
       again{"memory.recompute", "blocks"}, small{"optim.kind", "adamw8bit"};
 
   // At this limit, recomputation and 8-bit states together are enough, but neither change is enough
-  // by itself. Low precision without master weights is also enough. It takes less time than
-  // recomputation.
+  // by itself. Low precision without master weights is enough together with 8-bit states, and takes
+  // less time than recomputation.
   const int64_t limit = needs({again, small});
   CAPTURE(limit, needs({}), needs({low}), needs({again}), needs({small}));
   REQUIRE(limit < std::min({needs({}), needs({low}), needs({again}), needs({small})}));
@@ -50,7 +50,7 @@ TEST_CASE("--fit combines the changes that cost the least time", "[fit]") {
   CHECK(find_fit(path, given, now, now.peak_rss())->empty());
 }
 
-TEST_CASE("--fit proposes each of its settings for some limit, and what it proposes fits",
+TEST_CASE("--fit proposes each of six settings for some limit, and what it proposes fits",
           "[fit]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
@@ -123,7 +123,8 @@ TEST_CASE("--fit and find batch try only the micro-batches that the config accep
   CHECK(*fit == Overrides{{"train.batch_size", "48"}, {"train.grad_accum", "3"}});
 }
 
-TEST_CASE("--fit changes how weights are kept if other changes are not enough", "[fit]") {
+TEST_CASE("--fit changes the precision or the copies of weights if other changes are not enough",
+          "[fit]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const std::string path = (f / "tiny.toml").string();
@@ -156,7 +157,8 @@ TEST_CASE("--fit proposes settings that are possible only together", "[fit]") {
   const std::pair<std::string, std::string> blocks{"memory.recompute", "blocks"},
       updating{"memory.update_in_backward", "true"};
 
-  // Parameters can be on the disk only with both settings, and without them, nothing is enough.
+  // Parameters can be offloaded to disk only if `blocks` and `updating` are both set. At this
+  // limit, no other change is enough.
   const int64_t limit = needs({blocks, updating, {"memory.offload", "optimizer+parameters"}});
   REQUIRE(limit < needs({blocks,
                          updating,
@@ -170,7 +172,8 @@ TEST_CASE("--fit proposes settings that are possible only together", "[fit]") {
                                     "memory.offload", "optimizer+parameters"}) != fit->end());
 }
 
-TEST_CASE("--fit finds a smaller micro-batch if the smallest one is excluded", "[fit]") {
+TEST_CASE("--fit finds a smaller micro-batch even if the config does not accept a micro-batch of 1",
+          "[fit]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const std::string path = (f / "tiny.toml").string();

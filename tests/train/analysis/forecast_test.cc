@@ -23,8 +23,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Returns the peak memory of tensors in two real steps of a config, with an evaluation before and
-/// after them.
+/// Returns the peak memory of tensors in two real steps of a config. Also evaluates before and
+/// after these steps, unless train.eval_interval is 0.
 int64_t measured_peak(LoadedConfig loaded) {
   install_allocator();
   const int64_t before = memory_stats().total;
@@ -62,7 +62,7 @@ TEST_CASE("the peak memory of every optimizer is forecast, with Lathe's kernels 
   use_kernels(true);
 }
 
-TEST_CASE("a dry run has the peak memory of the run", "[forecast]") {
+TEST_CASE("a dry run forecasts the peak memory of the run", "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const auto load = [&](std::vector<std::pair<std::string, std::string>> keys) {
@@ -128,7 +128,8 @@ TEST_CASE("a dry run has the peak memory of the run", "[forecast]") {
   }
 }
 
-TEST_CASE("a dry run of convolutions has their peak memory, with oneDNN's copies", "[forecast]") {
+TEST_CASE("a dry run of convolutions forecasts their peak memory, including oneDNN's copies",
+          "[forecast]") {
   const TempFolder f(fast_folder());
   make_data(f);
   for (const char* keys :
@@ -212,7 +213,7 @@ TEST_CASE("a model that is too large for this machine is planned in little memor
   CHECK_FALSE(resource_needs(large, no_data).enough);
 }
 
-TEST_CASE("a plan measures a version with a smaller vocabulary on data with larger token ids",
+TEST_CASE("a plan measures a smaller model even if the data's token ids exceed its vocabulary",
           "[forecast]") {
   const TempFolder f(fast_folder());
   std::string tokens;
@@ -250,7 +251,7 @@ TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
     CHECK(times.optimizer == Approx(1.0));  // one update a step
   }
 
-  // A plan also shows the FLOPs of a step, and the time that a GPU needs for these FLOPs by its
+  // A plan also shows the FLOPs of a step, and the time that a GPU needs for them according to its
   // data sheet.
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
@@ -374,7 +375,7 @@ TEST_CASE("the matrix products of an update are counted", "[forecast]") {
   CHECK(dry_step(load("adamw")).update_flops == 0);
 }
 
-TEST_CASE("train prints at its start what it needs", "[forecast]") {
+TEST_CASE("train prints the memory and the disk space that it needs when it starts", "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const Finished r = lathe_in(f, {"train", "tiny.toml", "--train.steps=1", "--train.device=cpu"});

@@ -87,7 +87,6 @@ TEST_CASE("memory.budget recomputes as few blocks as the budget requires",
   const int last = std::stoi(chosen.substr(9));
   CHECK(last > 0);
   CHECK(last < 7);
-  // The memory of this process grows by a few MB with each dry run.
   CHECK(runs.needed(chosen) <= budget);
   CHECK(runs.needed("blocks.0-" + std::to_string(last - 1)) > budget);
 }
@@ -196,8 +195,9 @@ TEST_CASE("plan --chart measures the program once, and plan --ranks applies a bu
              ContainsSubstring("no block is recomputed") && ContainsSubstring("per process"));
 }
 
-TEST_CASE("several processes choose the same recomputation for a budget, and keep the bits",
-          "[memory_budget]") {
+TEST_CASE(
+    "several processes choose the same recomputation for a budget, and change no bits of the run",
+    "[memory_budget]") {
   const BudgetedRuns runs;
   const auto train = [&](int ranks, const std::string& name, const Words& more) {
     const Words shared{"--train.steps=2",         "--train.grad_accum=2",

@@ -25,7 +25,7 @@ std::vector<StepOp> ops_of_tiny(const TempFolder& f, const std::string& recomput
   return list_step_ops(s, *data.data, 1).ops;
 }
 
-TEST_CASE("an op's bytes, FLOPs and memory are those of its tensors", "[op_list]") {
+TEST_CASE("an op's bytes, FLOPs and allocations are computed from its tensors", "[op_list]") {
   const Variable x = Variable::parameter(torch::randn({6, 10})),
                  w = Variable::parameter(torch::randn({4, 10})),
                  b = Variable::parameter(torch::randn({4}));
@@ -102,7 +102,9 @@ TEST_CASE("the list has a dash instead of the FLOPs of a recomputed op", "[op_li
   CHECK_THAT(line(Span::Phase::forward, 0), ContainsSubstring("    0.000  "));
 }
 
-TEST_CASE("a step's list has its order, its modules and the FLOPs of a dry run", "[op_list]") {
+TEST_CASE(
+    "the ops of a step are listed in order, with their modules and with the FLOPs of a dry run",
+    "[op_list]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const std::vector<StepOp> ops = ops_of_tiny(f, "none");

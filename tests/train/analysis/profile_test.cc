@@ -97,7 +97,7 @@ TEST_CASE("recomputed ops are counted separately", "[profile]") {
   CHECK(count("blocks") > 10);
 }
 
-TEST_CASE("a leak is reported, and steady memory is not one", "[profile]") {
+TEST_CASE("a leak is reported, and constant memory is not reported as a leak", "[profile]") {
   Profile p;
   p.spans.push_back(
       {.op = "linear", .module = "head", .seconds = 1e-3, .flops = {.matmul = 1e6}, .bytes = 1000});
@@ -294,8 +294,8 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK_THAT(refused.err, ContainsSubstring("profile.json"));
   CHECK(read_file(f / "runs/tiny/profile.json", Exit::io) == "{\"mine\": 1}");
 
-  // A run can also be profiled after it was moved and its source was deleted, or if only a
-  // checkpoint is left.
+  // A run can also be profiled after it was moved and the run in its train.init_from is gone, or if
+  // only one of its checkpoints is left.
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=runs/tuned", "--train.steps=2",
                        "--train.init_from=runs/tiny"})
               .code == 0);

@@ -228,8 +228,8 @@ TEST_CASE("a command whose threads can't be started prints a message", "[attacks
 }
 
 TEST_CASE(
-    "after a signal in the first 50 ms a command ends by it or with a documented code, and loses "
-    "nothing",
+    "a command that gets a signal in its first 50 ms ends by the signal or with a documented code, "
+    "and loses nothing",
     "[attacks]") {
   struct Moment {
     int signal;

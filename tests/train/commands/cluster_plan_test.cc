@@ -139,7 +139,7 @@ TEST_CASE("a cluster plan knows which layouts Lathe refuses to train", "[cluster
     CHECK(has_it("data=8", "gpt.toml", {key}));
   }
 
-  // Updates in the backward pass need one micro-batch per process, and complete parameters.
+  // Updates in the backward pass need one micro-batch per process, and no sharding.
   const std::vector<std::string> updating{"--memory.update_in_backward=true",
                                           "--train.batch_size=4", "--train.grad_accum=8"};
   CHECK(has_it("data=8,micro=4", "gpt.toml", updating));
@@ -153,7 +153,7 @@ TEST_CASE("a cluster plan knows which layouts Lathe refuses to train", "[cluster
   CHECK(!has_it("data=8,micro=1", "gpt.toml", {"--amp.dtype=fp8", "--data.window=8"}));
   CHECK(has_it("data=8,micro=2", "gpt.toml", {"--amp.dtype=fp8", "--data.window=8"}));
 
-  // A degree of the config that the layout does not have is reset.
+  // If the config sets a parallelism that the layout does not have, the plan resets it to 1.
   const Finished other = f.plan(
       {"--card", "h100", "--layout", "data=8,micro=4", "--dist.tensor=2", "--dist.context=4"});
   CHECK_THAT(other.out, ContainsSubstring("--dist.tensor=1 --dist.context=1"));
@@ -210,7 +210,7 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
                           ContainsSubstring("memory.recompute = \"blocks\""));
 }
 
-TEST_CASE("a cluster plan without a layout searches for the fastest", "[cluster_plan]") {
+TEST_CASE("a cluster plan without --layout searches for the fastest layout", "[cluster_plan]") {
   const ConfigFolder f;
   const Finished r = f.plan({"--card", "h100"});
   REQUIRE(r.code == 0);
@@ -338,7 +338,7 @@ TEST_CASE("wrong input of a cluster plan is refused with a message", "[cluster_p
     CHECK(r.err.find('\x1b') == std::string::npos);
   }
 
-  // Correct words are accepted.
+  // Valid arguments are accepted.
   CHECK(f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4"}).code == 0);
   CHECK(f.plan({"--card", "H100", "--amp.dtype=fp8", "--interconnect", "25G"}).code == 0);
 }

@@ -116,8 +116,10 @@ std::vector<double> predictions(const TempFolder& f, const std::string& run,
   return all;
 }
 
-TEST_CASE("a run with init_from or an adapter base normalizes data with that run's statistics",
-          "[example_data]") {
+TEST_CASE(
+    "a run with train.init_from or adapters.base normalizes data with the statistics of the run "
+    "that the key names",
+    "[example_data]") {
   const TempFolder f;
   const std::string rest =
       "[optim]\nlr = 1e-2\n[schedule]\nwarmup_steps = 1\n[train]\nsteps = 20\nthreads = 1\n";
@@ -157,7 +159,7 @@ TEST_CASE("a run with init_from or an adapter base normalizes data with that run
   CHECK(predictions(f, "adapted", "new.csv") == of_base);
 }
 
-TEST_CASE("weights of other classes are refused", "[example_data]") {
+TEST_CASE("train.init_from refuses a run with other classes or another task", "[example_data]") {
   const TableRun run;
   write_file(run.f / "renamed.csv", table_of(100, 0, "x,y,label", "warm", "cold"));
   run.prepare("renamed.csv", "renamed");
@@ -166,8 +168,8 @@ TEST_CASE("weights of other classes are refused", "[example_data]") {
   CHECK(other.code == 3);
   CHECK_THAT(other.err, ContainsSubstring("class 1 is cold"));
 
-  // A regression with two outputs is refused as a classification with two classes, although their
-  // weights have the same sizes.
+  // A regression with two outputs can't start from a classification with two classes, although
+  // their weights have the same sizes.
   const at::Tensor pairs = torch::arange(100, at::kFloat).view({50, 2});
   write_safetensors(run.f / "pairs.safetensors",
                     {make_entry("inputs", pairs), make_entry("targets", pairs)});
@@ -339,7 +341,7 @@ TEST_CASE("find batch proposes no batch that took more than the limit", "[exampl
   CHECK(proposals > 0);
 }
 
-TEST_CASE("an id column with the name of another column of predictions is called id",
+TEST_CASE("an id column is renamed to id if the predictions have another column of its name",
           "[example_data]") {
   const TableRun run;
   std::string table = "class,x,y,kind\n";

@@ -58,7 +58,8 @@ struct ImageRun {
   }
 };
 
-TEST_CASE("a convnet predicts the classes of image files by name", "[predict_images]") {
+TEST_CASE("predict lists the class of each image file by the name of the file",
+          "[predict_images]") {
   const ImageRun r;
   const std::string whole = r.make({"predict", "runs/run", "new"});
   INFO(whole);
@@ -84,7 +85,7 @@ TEST_CASE("a convnet predicts the classes of image files by name", "[predict_ima
   CHECK(line["id"] == "new/b.jpg");
   CHECK(line["class"] == "sea");
 
-  // The same pixels in an array have no file names.
+  // Images in an array have no file names, so their rows are numbered.
   const std::string rows = r.make({"predict", "runs/run", "data/val_inputs.npy"});
   CHECK_THAT(rows, ContainsSubstring("row,class,p_sea,p_sky\n1,"));
   // A checkpoint records that the inputs of its model were image files.

@@ -65,8 +65,8 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
   CHECK(all["runs/other"]["step"] == 5);
   CHECK(all["runs/bad"]["state"] == "diverged");
 
-  // If a run has resumed from a step before the divergence, its bundle is older than the resume.
-  // The run then no longer counts as diverged.
+  // If a run has resumed from a step before a divergence, the files of the divergence in the folder
+  // `diverged` are older than the resume. The run then no longer counts as diverged.
   REQUIRE(fs::exists(f / "runs/bad/diverged"));
   for (const fs::path& bundle : list_folder(f / "runs/bad/diverged"))
     fs::last_write_time(bundle / "state.json",
@@ -108,7 +108,7 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
   CHECK(j["bits_part_at"] == 0);  // the evaluation before the first step
   CHECK(j["common_logged_steps"] == 5);
   CHECK(j["curves"]["loss"]["largest_distance"].get<double>() > 0);
-  // Change one digit of one loss.
+  // Insert a digit into one loss.
   std::string lines = slurp(f / "runs/deep/same/metrics.jsonl");
   const size_t at = lines.find("\"loss\":", lines.find("\"step\":6,"));
   lines.insert(lines.find('.', at) + 6, "7");
@@ -245,7 +245,7 @@ TEST_CASE("curves follow metrics.jsonl as it grows and when it is cut back", "[r
   CHECK_THAT(error_of([&] { c.read(); }), ContainsSubstring("metrics.jsonl:2"));
 }
 
-TEST_CASE("the lowest value of a curve is a number if it has one", "[runs]") {
+TEST_CASE("the lowest value of a curve is NaN only if all of its values are NaN", "[runs]") {
   const double nan = std::nan("");
   const auto found = [](const std::vector<double>& values) {
     Series s;

@@ -18,7 +18,7 @@ using namespace lathe::test;
 
 Axis axis(const std::string& key, const std::string& text) { return read_axis(key, text, "here"); }
 
-TEST_CASE("a sweep's points are a grid or random draws, each point once", "[sweeps]") {
+TEST_CASE("a sweep's points are a grid or random draws, and no point occurs twice", "[sweeps]") {
   const auto grid =
       make_points({axis("optim.lr", "1e-3, 3e-3"), axis("train.seed", "1,2,3")}, 0, 0);
   REQUIRE(grid.size() == 6);
@@ -129,7 +129,7 @@ TEST_CASE("successive halving promotes the best points, and resumes a job that w
   CHECK(next_job(some, std::vector<bool>(6, false), 2, 6) == std::pair<size_t, int>(3, 1));
 }
 
-TEST_CASE("points of a sweep have names by their values", "[sweeps]") {
+TEST_CASE("points of a sweep are named by their values", "[sweeps]") {
   CHECK(point_names({{{"optim.lr", "1e-3"}, {"train.seed", "1"}},
                      {{"optim.lr", "1e-3"}, {"train.seed", "2"}}}) ==
         std::vector<std::string>{"lr=1e-3,seed=1", "lr=1e-3,seed=2"});
@@ -296,8 +296,10 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[sweeps]") {
   CHECK_THAT(other.err, ContainsSubstring("killed") && ContainsSubstring("another sweep"));
 }
 
-TEST_CASE("a sweep that is stopped while its points start ends with 75, and is resumed exactly",
-          "[sweeps]") {
+TEST_CASE(
+    "a sweep that is stopped while it starts its points ends with exit code 75, and resumes "
+    "exactly",
+    "[sweeps]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto sweep = [&](const std::string& out, std::map<std::string, std::string> environment) {
@@ -368,7 +370,7 @@ TEST_CASE("a sweep counts the steps of each of its points", "[sweeps]") {
   CHECK_THAT(r.out, ContainsSubstring("steps     6 in total"));
 }
 
-TEST_CASE("a sweep trains its points to the end even if the config stops a single run",
+TEST_CASE("a sweep trains its points to the end even if the config has keys that stop a run early",
           "[sweeps]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -387,7 +389,8 @@ TEST_CASE("a sweep trains its points to the end even if the config stops a singl
   };
   CHECK(sweep("stops.toml", "a") == sweep("tiny.toml", "b"));
 
-  // The best run's config does not have the keys that the sweep set for its runs.
+  // In best.toml, train.pause_at is 0. The other keys that the sweep set for its runs have the
+  // values of the config again.
   const RunConfig best = load_config((f / "a/best.toml").string(), {}).config;
   CHECK(best.train.max_time == Approx(0.001));
   CHECK(best.train.pause_at == 0);
@@ -429,7 +432,7 @@ TEST_CASE(
   CHECK(r.code == 0);
   CHECK(lathe(words, "0.1").code == 0);
 
-  // Other config keys in the environment define another sweep.
+  // If a config key in the environment has another value, it defines another sweep.
   const Finished other = lathe(words, "0.2");
   CHECK(other.code == 2);
   CHECK_THAT(other.err, ContainsSubstring("another sweep") && ContainsSubstring("LATHE_"));

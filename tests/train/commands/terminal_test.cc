@@ -97,7 +97,7 @@ TEST_CASE("control characters are shown in a visible form", "[terminal]") {
   CHECK(incomplete_bytes("\x82\x82\x82\x82") == 0);
 }
 
-TEST_CASE("a warning or an error is one write, so that lines of several processes stay apart",
+TEST_CASE("a warning or an error is one write, so that lines of several processes do not mix",
           "[terminal]") {
   // A pipe in packet mode keeps the boundaries between writes.
   std::array<int, 2> ends{};

@@ -34,7 +34,7 @@ TEST_CASE(
     "every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong "
     "section",
     "[config]") {
-  // The names of the types in the order of ConfigValue's alternatives.
+  // These are the names of the types, in the order of ConfigValue's alternatives.
   constexpr const char* types[]{"true or false", "whole number", "number", "string", "tables"};
   for (const auto& f : RunConfig::schema("gpt").fields()) {
     INFO(f.key);
@@ -183,7 +183,8 @@ TEST_CASE("keys of adapters that contradict each other are refused", "[config]")
                    {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"\ntie_weights = true",
                     {"adapters.rank = 4", "model.kind = \"rnn\""}}});
 
-  // Adapters are accepted for these kinds, which have linear layers beside their head.
+  // Adapters are accepted for these kinds, which have at least one linear layer that can have an
+  // adapter.
   for (const char* kind :
        {"gpt", "gpt\"\ntie_weights = false\ninit = \"gpt2", "llama", "mlp", "convnet"})
     CHECK(problem(str("[adapters]\nrank = 4\nbase = \"x\"\n[model]\nkind = \"", kind, "\"\n")) ==
@@ -479,7 +480,8 @@ TEST_CASE("a key that has no effect with the chosen kind gives a warning", "[con
   CHECK(seen.size() >= 30);
 }
 
-TEST_CASE("a key that chooses causes no warning about keys that are not given", "[config]") {
+TEST_CASE("a key with a list of choices causes no warning about keys that are not given",
+          "[config]") {
   const TempFolder f;
   write_file(f / "a.toml", "");
   int loaded = 0;

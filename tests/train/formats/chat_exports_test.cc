@@ -151,7 +151,7 @@ TEST_CASE("chat templates are exported unchanged, or as --chat-template sets the
   CHECK_THAT(lacks.err, ContainsSubstring("<|eot_id|>"));
   CHECK(!fs::exists(f / "x"));
 
-  // If a file can't be read, the error names it.
+  // If the contents of a file are invalid, the error names the file.
   for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
            {"tokenizer_config.json", "[]"},
            {"tokenizer_config.json", "{\"eos_token\": 3}"},

@@ -1,5 +1,5 @@
-// Tests of model families related to Llama: which keys of config.json become which keys of [model],
-// and back. tests/oracles/transformers compares their results.
+// Tests how keys of config.json are converted to keys of [model] and back, for each model family
+// that is related to Llama. tests/oracles/transformers compares the outputs of the models.
 #include <cmath>
 
 #include "core/io/json.h"
@@ -170,7 +170,7 @@ Json types_of(const std::string& digits) {
   return types;
 }
 
-TEST_CASE("windows are read as transformers defines them for each family", "[families]") {
+TEST_CASE("sliding windows are read as transformers defines them for each family", "[families]") {
   const auto window = [](const std::string& type, const Json& more) {
     const int64_t width = read_key<int64_t>(type, more, "sliding_window");
     return std::to_string(width) + ":" + read_key<std::string>(type, more, "window_layers", "none");
@@ -256,7 +256,8 @@ TEST_CASE("YaRN's keys are read with the formulas of transformers", "[families]"
 }
 
 TEST_CASE(
-    "a config.json key that a family can't compute is refused with an error that names the key",
+    "a config.json value that Lathe does not support for a family is refused, and the error names "
+    "the key",
     "[families]") {
   const auto refused = [](const std::string& type, const Json& more, const std::string& what) {
     INFO(type << more.dump());

@@ -1,5 +1,6 @@
-// Tests of models of other programs: exports can be imported again, and an inconsistent folder is
-// refused with an error that names the fault, and leaves no files.
+// Tests exports to and imports from the formats of other programs. An export can be imported again.
+// An inconsistent folder is refused with an error that names the fault, and the import leaves no
+// files.
 #include <cstdlib>
 #include <fstream>
 
@@ -283,8 +284,8 @@ std::function<void(const fs::path&)> sharded(const std::function<void(Json& map)
 }
 
 TEST_CASE(
-    "a Hugging Face folder that is inconsistent or needs another computation is refused with an "
-    "error that names the fault",
+    "a Hugging Face folder that is inconsistent or needs an unsupported computation is refused "
+    "with an error that names the fault",
     "[formats]") {
   const TempFolder f;
   export_hugging_face({.run = make_run(f, "run", "gpt", gpt), .out = f / "hf"});
@@ -382,8 +383,9 @@ TEST_CASE(
        "in a.safetensors");
 }
 
-TEST_CASE("export refuses a kind without a family, and an average that the run does not have",
-          "[formats]") {
+TEST_CASE(
+    "export refuses a model kind without a family, and averaged weights that the run does not have",
+    "[formats]") {
   const TempFolder f;
   const Values rnn{{"vocab_size", int64_t{259}}, {"block_size", int64_t{8}}};
   const fs::path run = make_run(f, "rnn", "rnn", rnn);

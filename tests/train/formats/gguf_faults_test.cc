@@ -188,8 +188,10 @@ TEST_CASE("a GGUF file that is cut anywhere, or has any byte changed, is read or
   }
 }
 
-TEST_CASE("a GGUF file whose model needs another computation is refused with its key",
-          "[gguf_faults]") {
+TEST_CASE(
+    "a GGUF file whose model needs an unsupported computation is refused, and the error names the "
+    "key",
+    "[gguf_faults]") {
   FaultyFile f;
   using File = GGUFBytes;
   const auto key = [&](const std::string& name, const std::string& value, const std::string& what) {
@@ -254,7 +256,8 @@ TEST_CASE("a GGUF file whose model needs another computation is refused with its
             {.ignored_keys = {"llama.block_count"}});
 }
 
-TEST_CASE("a tokenizer in a GGUF file is read, or refused with its key", "[gguf_faults]") {
+TEST_CASE("a tokenizer in a GGUF file is read, or refused with an error that names the key",
+          "[gguf_faults]") {
   FaultyFile f;
   using File = GGUFBytes;
   const auto key = [&](const std::string& name, const std::string& value, const std::string& what) {

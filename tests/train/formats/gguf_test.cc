@@ -297,7 +297,7 @@ TEST_CASE("llama3's scaling is recovered from the divisors in rope_freqs.weight"
   CHECK(*config.model.own.find<int64_t>("rope_original_context") == 8192);
   CHECK(*config.model.own.find<double>("rope_high_freq_factor") == 4);
 
-  // Equal divisors divide all angles by the same number.
+  // If all divisors are equal, the scaling is linear, or "none" if the divisor is 1.
   for (const float divisor : {1.0F, 4.0F}) {
     std::string bytes;
     for (int i = 0; i < 32; ++i) bytes += raw(divisor);

@@ -151,7 +151,7 @@ TEST_CASE("a given key of [model] agrees with the source of the weights, or is r
                  ContainsSubstring("\"gpt\""));
 }
 
-TEST_CASE("windows in training may be shorter than the context, which stays the same",
+TEST_CASE("data.window may be shorter than the model's context, which stays the same",
           "[init_from]") {
   const TempFolder f;
   make_run(f, "source", "gpt", with(gpt, "block_size", int64_t{4096}));

@@ -22,7 +22,7 @@ using namespace lathe::test;
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Computes a node with LibTorch, as ONNX's operator is defined.
+/// Computes a node with LibTorch, according to the definition of its ONNX operator.
 at::Tensor computed(const OnnxNode& n, const Tensors& in) {
   if (n.op == "Sub") return in[0] - in[1];
   if (n.op == "Add") return in[0] + in[1];
@@ -200,8 +200,8 @@ TEST_CASE("an ONNX file of a table has its columns, categories and fill values",
 }
 
 TEST_CASE(
-    "language models are exported with RNN gates in ONNX's order, and without absent biases and "
-    "heads",
+    "exported language models have RNN gates in ONNX's order, and no biases or heads that the "
+    "model lacks",
     "[onnx]") {
   const TempFolder f;
   const Values sizes{{"vocab_size", int64_t{259}}, {"block_size", int64_t{8}},
@@ -273,7 +273,7 @@ fs::path make_example_run(const TempFolder& f, const std::string& task) {
   return f / task;
 }
 
-TEST_CASE("models and options without an ONNX form are refused, and nothing is left", "[onnx]") {
+TEST_CASE("models and options without an ONNX form are refused, and no files are left", "[onnx]") {
   const TempFolder f;
   const fs::path good = make_run(f, "gpt", "gpt", gpt);
   const auto refused = [&](int code, const std::string& what, ExportOptions options) {

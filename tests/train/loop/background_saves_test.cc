@@ -122,7 +122,7 @@ TEST_CASE("a background save writes exactly the state at the time of the call",
   }
 }
 
-TEST_CASE("one save is in progress at a time; the next one waits and is counted",
+TEST_CASE("at most one save is in progress: the next one waits, and the wait is counted",
           "[background_saves]") {
   const TempFolder f(fast_folder());
   const Small s;

@@ -60,8 +60,8 @@ TEST_CASE("a run of each kind on a GPU has the CPU's losses, and resumes a CPU's
 
     const auto gpu = losses("gpu", {"--train.device=cuda"}),
                cpu = losses("cpu", {"--train.device=cpu"});
-    // Rounding of float32 products and sums grows over 20 steps of AdamW. Dropout masks are the
-    // same.
+    // Rounding errors of float32 products and sums grow over 20 steps of AdamW. Dropout masks are
+    // the same.
     CHECK(apart(gpu, cpu) < 2e-3);
     CHECK(apart(losses("other", {"--train.device=cpu", "--train.seed=2"}), cpu) >
           1e-2);  // a wrong seed must be noticed
@@ -74,8 +74,7 @@ TEST_CASE("a run of each kind on a GPU has the CPU's losses, and resumes a CPU's
   }
 }
 
-TEST_CASE("the keys of [memory] change no bit of a run on a GPU, except packed activations",
-          "[gpu]") {
+TEST_CASE("the keys of [memory], except memory.saved, change no bits of a run on a GPU", "[gpu]") {
   if (skip_without_gpu()) return;
   const TempFolder f(fast_folder());
   make_data(f);
@@ -130,7 +129,8 @@ TEST_CASE("activations in host memory are restored for the backward pass on a GP
 
   for (const bool recomputes : {false, true}) {
     const at::Tensor wanted = gradient(nullptr, recomputes);
-    // First all but three activations are on the host, then some of them, then none.
+    // With these windows, the GPU keeps the three latest activations, then a few more, then all.
+    // Each activation is copied to the host in any case.
     for (const size_t window : {size_t{0}, size_t{4} << 20, size_t{1} << 30}) {
       PinnedOffloader offload(window, /*least=*/1);
       CHECK(gradient(&offload, recomputes).equal(wanted));

@@ -1,6 +1,6 @@
-// Kill trials of runs that save in the background, against an uninterrupted run that saves
-// synchronously. The runs are killed at each point of a save, at points of the steps that run
-// during a save, and at random times. Each start must report what it resumes from.
+// Kills runs that save in the background, and compares their results with those of an uninterrupted
+// run that saves synchronously. The runs are killed at each point of a save, at points of the steps
+// that run during a save, and at random times. Each start must report what it resumes from.
 #include <random>
 
 #include "tests/support/catch.h"
@@ -15,8 +15,8 @@ const std::vector<std::string> in_background{"--checkpoint.async_save=true"};
 
 TEST_CASE("a run killed at any stage of a background save, during later steps, resumes exactly",
           "[kill_async]") {
-  // The thread sleeps at these points while training continues: a step of this run takes a
-  // millisecond or two.
+  // The saving thread sleeps at these points for 8 ms while training continues. A step of this run
+  // takes a millisecond or two.
   for (const char* slow : {"save: begun 8", "save: manifest written 8"}) {
     Trials trials(in_background, {{"LATHE_TEST_SLOW", slow}});
     const std::vector<std::string> stages{"save: copied",

@@ -15,7 +15,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("every optimizer, with groups and an average, resumes to the bit", "[optimizer_runs]") {
+TEST_CASE("every optimizer, with parameter groups and averaged weights, resumes bit for bit",
+          "[optimizer_runs]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path(),
                 "[[optim.groups]]\nmatch = \"*.bias\"\nlr_scale = 0.5\n[[optim.groups]]\nmatch = "

@@ -55,10 +55,12 @@ TEST_CASE("the spike guard's mean and variance are exponentially weighted", "[re
   CHECK(guard.state().variance == Approx(square - mean * mean).epsilon(1e-9));
 }
 
-TEST_CASE("a run that skips spikes resumes to the bit, and saves their batches", "[replay]") {
+TEST_CASE("a run that skips spikes resumes bit for bit, and saves the batches of the spikes",
+          "[replay]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  // At this low learning rate a third of the losses are half a deviation above the mean.
+  // At this low learning rate, a third of the losses are more than half a standard deviation above
+  // the mean.
   const std::vector<std::string> flags{"--train.steps=90", "--train.spike_sigma=0.5",
                                        "--optim.lr=1e-5"};
 
@@ -263,7 +265,7 @@ TEST_CASE("a run whose first steps all overflow leaves a step that can be replay
   CHECK_THAT(again.out, ContainsSubstring("not finite"));
 }
 
-TEST_CASE("a bundle of examples can be replayed", "[replay]") {
+TEST_CASE("a diverged step on a table of examples can be replayed", "[replay]") {
   const TempFolder f;
   std::string csv = "a,b,y\n";
   for (int i = 0; i < 40; ++i) csv += str(i % 7, ",", i % 5, ",", i % 3, "\n");

@@ -41,7 +41,8 @@ Finished child(void (*body)()) {
 auto line_count(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
 
 TEST_CASE(
-    "the first signal is answered immediately, a second SIGINT ends the run and reports lost steps",
+    "the first signal is answered immediately, and a second SIGINT ends the run and reports lost "
+    "steps",
     "[signal]") {
   const Finished one = child([] {
     install_stop_handlers("after this step");
@@ -80,8 +81,7 @@ TEST_CASE(
   CHECK_THAT(branch.err, ContainsSubstring("no checkpoint") && ContainsSubstring("6 steps"));
 }
 
-TEST_CASE("a signal SIGHUP that is ignored at the start stays ignored, as nohup wants it",
-          "[signal]") {
+TEST_CASE("SIGHUP stays ignored if it is ignored at the start, as nohup requires", "[signal]") {
   const Finished ignored = child([] {
     ::signal(SIGHUP, SIG_IGN);
     install_stop_handlers("after this step");
@@ -154,7 +154,7 @@ TEST_CASE("signals that are blocked when a process starts are answered once it i
   CHECK(list_checkpoints(f / "runs/tiny").size() == 1);
 }
 
-TEST_CASE("a lost terminal stops a run with a checkpoint", "[signal]") {
+TEST_CASE("a run that loses its terminal saves a checkpoint and stops", "[signal]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const Finished stopped = run({.binary = "lathe",

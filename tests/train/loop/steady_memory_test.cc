@@ -61,7 +61,7 @@ TEST_CASE(
     INFO(setting.name);
     auto keys = setting.keys;
     // Use no loader thread. Such a thread could need a small block while this thread uses one, and
-    // the cache would then allocate another block.
+    // the allocator would then request another block from the system.
     keys.insert(
         keys.end(),
         {{"data.workers", "0"}, {"data.dir", (f / "data").string()}, {"train.threads", "2"}});

@@ -10,8 +10,9 @@
 namespace lathe::test {
 namespace {
 
-/// Returns the step that a process reported to resume from or to have ended with, 0 for a new run,
-/// or nullopt if it was killed before that.
+/// Returns the step in the report of a process about its start: the step that it resumes from, or
+/// the step that the run ended with. Returns 0 for a new run, and nullopt if the process was killed
+/// before the report.
 std::optional<int64_t> resumed_from(const Finished& f) {
   size_t line = f.out.find("\nrun       ");
   const bool finished = line == std::string::npos;

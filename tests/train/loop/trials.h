@@ -28,8 +28,8 @@ class Trials {
   /// Runs the reference. `args` and `environment` apply to the trial runs only.
   explicit Trials(std::vector<std::string> args = {},
                   std::map<std::string, std::string> environment = {});
-  /// Trains the run `run` with `environment` added. `kill_after`: seconds until SIGKILL; negative:
-  /// none.
+  /// Trains the run `run` with the environment variables of the trials and those of `environment`.
+  /// `kill_after`: seconds until SIGKILL; negative: no kill.
   Finished start(const std::string& run, const std::map<std::string, std::string>& environment,
                  double kill_after = -1) const;
   /// Starts a trial run once for each of `kills`, which may kill it or come too late. If at least

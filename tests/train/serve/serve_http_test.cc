@@ -79,7 +79,8 @@ TEST_CASE("completions and chats have the text that generate produces for the pr
   CHECK(reply.json()["object"] == "chat.completion");
 }
 
-TEST_CASE("each route answers, and errors have OpenAI's form and their status", "[serve_http]") {
+TEST_CASE("each route answers, and errors have OpenAI's format and the expected status",
+          "[serve_http]") {
   const ServedHere server({.max_body = 2000});
   const int port = server.port();
   const HttpAnswer page = answer_to(port, get_request("/"));
@@ -245,7 +246,7 @@ TEST_CASE("clients that disconnect cancel their requests, and malformed requests
           "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"};
   for (const std::string& bytes : odd) Client(server.port()).send(bytes);
 
-  // Linux reports the length of a listening socket's queue in this field.
+  // For a listening socket, Linux reports the maximum length of the accept queue in tcpi_sacked.
   int places = 0;
   for (const fs::path& entry : list_folder("/proc/self/fd")) {
     const int fd = std::atoi(entry.filename().c_str());
@@ -267,7 +268,8 @@ TEST_CASE("clients that disconnect cancel their requests, and malformed requests
   const std::string reply = half.receive();
   CHECK((reply.find("200 OK") == std::string::npos || reply.find("choices") != std::string::npos));
 
-  // A head without an end is cut off long before the 30 s that a request may take.
+  // The server closes the connection of a head without an end long before the 30 s in which a
+  // request must arrive.
   const Client endless(server.port());
   endless.send("GET / HTTP/1.1\r\nX: " + std::string(8 << 20, 'h'));
   CHECK(endless.receive_within({.tv_sec = 5, .tv_usec = 0}).find("200") == std::string::npos);

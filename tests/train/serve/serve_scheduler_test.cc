@@ -76,7 +76,7 @@ TEST_CASE(
                    .n = 1 + i % 3});
   }
 
-  // A request comes after every second token; the batch has at most three texts.
+  // A request is submitted before every second step, and the batch has at most three texts.
   Scheduler scheduler(served_model(), scheduler_options(3, 64));
   size_t sent = 0, calls = 0;
   scheduler.run(
@@ -111,7 +111,7 @@ TEST_CASE(
   CHECK(different > 3);
 }
 
-TEST_CASE("the scores of the tokens of a prompt equal the scores from when they were generated",
+TEST_CASE("generated tokens get the same scores when they are part of a prompt",
           "[serve_scheduler]") {
   const std::vector<int64_t> prompt = prompt_of_length(4);
   GenerateOptions options{
@@ -162,7 +162,7 @@ TEST_CASE("score_token returns the likeliest tokens in order", "[serve_scheduler
 }
 
 TEST_CASE(
-    "requests that are cancelled, late, stopped or beyond the queue end without affecting other "
+    "requests that are cancelled, late, stopped or refused by a full queue do not affect other "
     "requests",
     "[serve_scheduler]") {
   const std::vector<int64_t> prompt = prompt_of_length(5);
@@ -234,7 +234,7 @@ TEST_CASE("a scheduler that stops without a grace period ends all texts", "[serv
   CHECK((waits->ends == std::map<size_t, TextEnd>{{0, TextEnd::shutdown}}));
 }
 
-/// Returns logits that are NaN at each position whose token is 13.
+/// A model whose logits are NaN at each position whose token is 13.
 struct UnluckyModel {
   Variable operator()(const at::Tensor& ids) const {
     const at::Tensor is_bad = ids.eq(13).unsqueeze(-1).expand({ids.size(0), ids.size(1), 20});
@@ -243,7 +243,7 @@ struct UnluckyModel {
   void visit(Visit&) {}
 };
 
-TEST_CASE("an error of the model ends the texts of the batch, and later texts are served",
+TEST_CASE("a text whose logits are not finite fails, and later texts are served",
           "[serve_scheduler]") {
   const lathe::detail::ModelOf<UnluckyModel> model({});
   Scheduler scheduler(model, scheduler_options(2, 6));

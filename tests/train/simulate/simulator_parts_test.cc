@@ -16,7 +16,8 @@ ClusterModel named_cluster(const std::string& gpu, int64_t nodes, const std::str
   return {table.gpu(gpu), table.link("400G"), table.program(software), table.constants, nodes, 8};
 }
 
-TEST_CASE("collectives take latency and bytes over bandwidth", "[simulator_parts]") {
+TEST_CASE("the time of a collective is its latency plus its bytes divided by the bandwidth",
+          "[simulator_parts]") {
   const ClusterModel c = named_cluster("h100", 4, "compiled");
   const ExchangeModel links{c.gpu, c.link, c.constants};
   const double within = c.gpu.link_gb_per_second * 1e9 * c.constants.node_link_share;
@@ -37,7 +38,7 @@ TEST_CASE("collectives take latency and bytes over bandwidth", "[simulator_parts
   CHECK(links.send(true, 1e9) == Approx(network_hop + 1e9 / between));
 }
 
-TEST_CASE("kernels are not faster than the roofline, and larger sizes take longer",
+TEST_CASE("kernels are not faster than the roofline, and larger sizes never take less time",
           "[simulator_parts]") {
   for (const char* name : {"v100", "a100-40", "h100", "l4", "rtx4090"}) {
     const ClusterModel c = named_cluster(name, 1, "compiled");

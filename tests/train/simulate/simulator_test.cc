@@ -55,7 +55,8 @@ ClusterModel cluster_named(const std::string& gpu, int64_t nodes, const std::str
   return {table.gpu(gpu), table.link("400G"), table.program(software), table.constants, nodes, 8};
 }
 
-TEST_CASE("at least 80% of published runs are simulated within 20%", "[simulator]") {
+TEST_CASE("for at least 80% of published runs, the simulated step time is within 20%",
+          "[simulator]") {
   const char* folder = std::getenv("LATHE_TEST_DATA");
   const fs::path file = fs::path(folder == nullptr ? "" : folder) / "clusters.csv";
   if (folder == nullptr || !fs::exists(file)) {
@@ -143,8 +144,8 @@ TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulat
   CHECK(bytes(8, Recompute::none) == Approx(s * b * h / 8 * (29 + 5 * a * s / h)));
   step.dtype = dtype;
 
-  // Each stage of a pipeline keeps p micro-batches of L / p layers. With interleaving, a stage
-  // keeps 1 + (p - 1) / (p v) times as many.
+  // The first of p pipeline stages keeps the activations of p micro-batches for L / p layers. With
+  // v virtual stages per GPU, it keeps 1 + (p - 1) / (p v) times as many activations.
   const GpuModel& gpu = known_hardware().gpu("a100-80");
   const auto kept = [&](int64_t pipeline, int64_t parts) {
     return gpu_memory(step,
@@ -190,8 +191,8 @@ TEST_CASE("the pipeline bubble agrees with the formula of Narayanan et al.", "[s
   }
   CHECK(estimate_step(cluster, gpt3(), {.data = 64, .tensor = 8}).bubble == 0);
 
-  // Of 9 to 14 layers on 8 stages, the largest stage has 2. Each further layer adds its own time to
-  // the bubble, in which every stage waits for all other stages.
+  // With 9 to 14 layers on 8 stages, the largest stages have two layers. Each additional layer adds
+  // its time to the bubble, since every stage waits for all other stages.
   const auto bubble = [&](int64_t layers) {
     return estimate_step(cluster, gpt3(layers), {.data = 8, .tensor = 8, .pipeline = 8}).bubble;
   };
@@ -201,7 +202,7 @@ TEST_CASE("the pipeline bubble agrees with the formula of Narayanan et al.", "[s
   CHECK(bubble(9) == Approx(7 * layer).epsilon(0.02));
 }
 
-TEST_CASE("each collective sends the bytes of its closed formula", "[simulator]") {
+TEST_CASE("each collective sends the number of bytes that a formula gives", "[simulator]") {
   const ClusterModel cluster = cluster_named("h100", 8, "compiled");
   const StepWorkload step = gpt3();
   const TransformerShape& s = step.shape;

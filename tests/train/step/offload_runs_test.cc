@@ -87,7 +87,8 @@ std::vector<OffloadCell> offload_cells() {
   };
 }
 
-TEST_CASE("an optimizer's state on the disk changes no bit of a run", "[offload_runs]") {
+TEST_CASE("with optimizer state on the disk, a run has bitwise the same results",
+          "[offload_runs]") {
   OffloadRuns runs;
   int n = 0;
   for (const OffloadCell& c : offload_cells()) {
@@ -112,10 +113,10 @@ TEST_CASE("an optimizer's state on the disk changes no bit of a run", "[offload_
   CHECK((runs.results("clipped") != runs.results("disk-0")));
 }
 
-TEST_CASE("activations on the disk change no bit of a run, for each kind of model",
+TEST_CASE("with activations on the disk, a run of each kind of model has bitwise the same results",
           "[offload_runs]") {
   OffloadRuns runs;
-  // Activations below 64 KiB stay in memory, so this batch is large enough for larger ones.
+  // Activations below 64 KiB stay in memory. With this batch size, some activations are larger.
   const Words large{"--train.batch_size=96", "--train.grad_accum=1", "--train.steps=3",
                     "--checkpoint.interval=3"};
   const Words disk{"--memory.offload=activations", "--memory.offload_window_mb=0"};
@@ -146,7 +147,7 @@ TEST_CASE("activations on the disk change no bit of a run, for each kind of mode
   CHECK(written >= 9);
 }
 
-TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
+TEST_CASE("with parameters on the disk, a run has bitwise the same results", "[offload_runs]") {
   OffloadRuns runs;
   const Words base{"--memory.recompute=blocks", "--memory.update_in_backward=true",
                    "--train.grad_accum=1", "--optim.grad_clip=0.5"};
@@ -174,7 +175,7 @@ TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
     }
   }
 
-  // A run may be resumed with its parameters on the disk or in memory, whichever it had before.
+  // A run may be resumed with its parameters on the disk or in memory, wherever they were before.
   const Words disk = with_keys(base, {"--memory.offload=parameters"});
   runs.train("parts", cut_gpt, with_keys(disk, {"--train.pause_at=2"}), 75);
   runs.train("parts", cut_gpt, with_keys(base, {"--train.pause_at=4"}), 75);
@@ -186,7 +187,7 @@ TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
   }
 }
 
-TEST_CASE("with optimizer state on the disk, two processes give bitwise the results of one process",
+TEST_CASE("with optimizer state on the disk, one and two processes have bitwise the same results",
           "[offload_runs]") {
   OffloadRuns runs;
   const Words keys{"--train.grad_accum=4", "--optim.grad_clip=0.5", "--dist.timeout=60"};
@@ -216,7 +217,8 @@ TEST_CASE("a run resumes exactly with its optimizer state on the disk or in memo
   }
 }
 
-TEST_CASE("keys that contradict memory.offload are refused with a remedy", "[offload_runs]") {
+TEST_CASE("keys that contradict memory.offload are refused, and the message names them",
+          "[offload_runs]") {
   OffloadRuns runs;
   // Each case has the keys, and the texts that the message must contain in addition to
   // memory.offload.

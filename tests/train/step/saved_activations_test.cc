@@ -1,5 +1,6 @@
-// Tests of runs with memory.saved: they resume exactly, recomputed blocks are not packed, and keys
-// that contradict memory.saved are refused.
+// Tests of runs with memory.saved, which packs activations: ops keep them for the backward pass in
+// a smaller dtype. Such runs resume exactly, the activations of recomputed blocks are not packed,
+// and keys that contradict memory.saved are refused.
 #include <string>
 #include <vector>
 

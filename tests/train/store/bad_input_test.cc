@@ -362,8 +362,8 @@ TEST_CASE("sums and products of config values do not overflow", "[bad_input]") {
 }
 
 TEST_CASE(
-    "if a loader worker can't be started, the error is one sentence and the started workers are "
-    "stopped",
+    "if a loader worker can't be started, the error names data.workers and a limit, and the "
+    "started workers are stopped",
     "[bad_input]") {
   const TempFolder f;
   write_file(f / "train.bin", std::string(4000, '\1'));

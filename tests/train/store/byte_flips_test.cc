@@ -1,6 +1,7 @@
-// Flips bits in the files that describe a checkpoint or data: each change must be refused or have
-// no effect. With LATHE_TEST_FLIPS=1 the test flips every bit, which takes minutes; otherwise it
-// flips one bit of each byte.
+// Flips bits in the files of a checkpoint and of prepared data: each change must be refused or have
+// no effect. In JSON files and the headers of safetensors files, the tests flip one bit of each
+// byte, or every bit if LATHE_TEST_FLIPS=1 is set, which takes minutes. They also flip random bits
+// of complete files.
 #include <cstdlib>
 
 #include "autograd/node.h"

@@ -84,8 +84,8 @@ TEST_CASE("parts that were cut along a dimension for tensor parallelism are join
           "[checkpoint_tensors]") {
   const TempFolder f;
   const at::Tensor whole = torch::randn({4, 9});
-  // The tensor has sections like packed queries, keys and values. Their sizes are not divisible by
-  // the number of parts.
+  // The tensor has sections like packed queries, keys and values. The size of the first section is
+  // not divisible by the number of parts.
   TensorCut cut{.dim = 1, .sections = {5, 2, 2}, .part = 0, .parts = 2};
   std::vector<std::vector<Piece>> ranks;
   for (cut.part = 0; cut.part < 2; ++cut.part) {
@@ -178,7 +178,7 @@ TEST_CASE("the manifest shows how many processes wrote a checkpoint", "[checkpoi
   using Names = std::vector<std::string>;
   CHECK(names_with(R"("model-00001-of-00002.safetensors":{})") ==
         Names{"optimizer-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"});
-  // Names that Lathe does not write are ignored, so that no path leads out of the checkpoint.
+  // Names of any other form are ignored, so that no path leads out of the checkpoint.
   for (const char* other : {"model-00001-of-2.safetensors", "model-00001-of-00002",
                             "model-00001-of-00001.safetensors", "model-00001-of-100000.safetensors",
                             "model-00001-of-00002.safetensors/../x", "model.safetensors"}) {

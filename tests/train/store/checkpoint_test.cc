@@ -154,7 +154,8 @@ TEST_CASE("values are read back bitwise equal, even if the model is saved in bfl
 }
 
 TEST_CASE(
-    "metrics are cut back to their length in the checkpoint, or else to their last complete line",
+    "metrics.jsonl is cut to its length in the checkpoint, or if it is shorter, to its last "
+    "complete line",
     "[checkpoint]") {
   const TempFolder f;
   write_file(f / "metrics.jsonl", "one\ntwo\nthree\n");
@@ -177,7 +178,7 @@ TEST_CASE("data with a different validation split counts as different data", "[c
   };
   REQUIRE(lathe({"train", "tiny.toml", "--train.steps=2", "--train.eval_interval=0"}).code == 0);
   std::string text = slurp(f / "text.txt");
-  // Within the last tenth of the text, which is the validation split.
+  // This range is in the last tenth of the text, which is the validation split.
   std::reverse(text.end() - 1000, text.end());
   write_file(f / "other.txt", text);
   REQUIRE(lathe({"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);

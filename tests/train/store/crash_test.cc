@@ -77,7 +77,8 @@ std::string first_fault(const DiskRecord& record, size_t states, const Check& ch
   return "";
 }
 
-/// While this object exists, suppresses the thousands of messages about metrics that are cut back.
+/// Suppresses the thousands of messages about metrics that are cut back, as long as the object
+/// exists.
 struct Quiet {
   Quiet() { set_console_level(Level::error); }
   ~Quiet() { set_console_level(Level::info); }
@@ -170,7 +171,7 @@ void save_all(Saves& saves, const std::vector<int64_t>& steps) {
   saves.metrics = slurp(lines);
 }
 
-TEST_CASE("a power cut in the first save of a run loses nothing that was saved", "[crash]") {
+TEST_CASE("a power cut during the first save of a run loses nothing that was saved", "[crash]") {
   const Quiet quiet;
   Saves saves;
   DiskRecord record(saves.root.path());
@@ -179,7 +180,7 @@ TEST_CASE("a power cut in the first save of a run loses nothing that was saved",
   CHECK(first_fault(record, wanted_states() / 5, saves.check(record)) == "");
 }
 
-TEST_CASE("a power cut in a save that deletes old checkpoints loses nothing that was saved",
+TEST_CASE("a power cut during a save that deletes old checkpoints loses nothing that was saved",
           "[crash]") {
   const Quiet quiet;
   Saves saves;
@@ -198,7 +199,8 @@ TEST_CASE("a power cut in a save that deletes old checkpoints loses nothing that
 /// Thrown to end a run at a fault point.
 struct Stop {};
 
-/// Checks the states that power cuts may leave of a run that is stopped once and then resumed.
+/// Checks the states of the disk that power cuts may leave during a run that is stopped once and
+/// then resumed.
 void cut_a_run(bool async_save, size_t states) {
   INFO("async_save = " << async_save);
   const Quiet quiet;
@@ -222,7 +224,7 @@ void cut_a_run(bool async_save, size_t states) {
   static int left = 0;
   fault_hook = [](const char* point) {
     if (std::string_view(point) == "step" && --left == 0) throw Stop();
-    // Delay a save in the background, so that writes of the next steps come before its end.
+    // Delay each save, so that the next steps write metrics before a background save ends.
     if (std::string_view(point) == "save: folder made")
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
   };
@@ -249,18 +251,19 @@ void cut_a_run(bool async_save, size_t states) {
   }
 }
 
-TEST_CASE("a power cut in a run, or in a run that resumes, loses nothing that was saved",
+TEST_CASE("a power cut during a run, or after the run resumes, loses nothing that was saved",
           "[crash]") {
   cut_a_run(false, wanted_states() / 5);
 }
 
-TEST_CASE("a power cut in a run that saves in the background loses nothing that was saved",
+TEST_CASE("a power cut during a run that saves in the background loses nothing that was saved",
           "[crash]") {
   cut_a_run(true, wanted_states() / 5);
 }
 
 TEST_CASE(
-    "a power cut in a replaced file or in appended lines loses nothing that was written durably",
+    "a power cut while a file is replaced or lines are appended loses nothing that was written "
+    "durably",
     "[crash]") {
   const Quiet quiet;
   TempFolder root(fast_folder());

@@ -50,9 +50,10 @@ class DiskRecord {
   /// folders, with zeros instead of the data of files; or a random part.
   enum class Keep { none, all, folders_alone, zeros, random };
   /// Creates the folder `into` with contents that a power cut after the first `n` calls may leave.
-  /// Each folder keeps the first of its unsynced changes, and each file the first of its unsynced
-  /// writes. The next write to a file may be torn: cut off at any byte, followed by zeros up to its
-  /// full length, or with zeros in the middle.
+  /// With Keep::random, each folder keeps a random number of its unsynced changes, the earliest
+  /// ones, and each file those of its unsynced writes. The remaining writes to a file may be torn:
+  /// cut off at any byte, followed by zeros up to the new length of the file, or with zeros in the
+  /// middle.
   void crash(size_t n, Keep keep, std::mt19937& random, const fs::path& into) const;
 
   /// An open file, for the functions that replace the system's calls.

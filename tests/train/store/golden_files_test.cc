@@ -1,4 +1,4 @@
-// Tests with files as the first build of each format wrote them, byte for byte. Every later build
+// Tests with files as early builds wrote them, byte for byte, for each format. Every later build
 // must be able to read them. A changed format needs a new name and an additional test.
 #include <cstring>
 

@@ -1,5 +1,5 @@
 // Tests of run folders: the checkpoint that a run resumes from, and the files that a run keeps and
-// never replaces.
+// never replaces. A branch is a run that starts from a checkpoint of another run, its parent.
 #include <algorithm>
 #include <cmath>
 
@@ -40,7 +40,8 @@ std::vector<int64_t> steps_of(const fs::path& run) {
 }
 
 TEST_CASE(
-    "a branch resumes by its own command after its parent deleted the checkpoint or was moved",
+    "the command that started a branch also resumes it, even if the parent has deleted the "
+    "checkpoint or the project was moved",
     "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=20", "--checkpoint.keep=2"}).code == 0);
@@ -127,6 +128,14 @@ TEST_CASE("a run stopped during its last evaluation evaluates once, when it resu
   const RunState was = read_state(r / "whole/checkpoints/step-00000003"), is = read_state(last);
   CHECK(!is.eval_due);
   CHECK(is.val_loss == was.val_loss);
+  const auto evaluations = [&](const char* run) {
+    std::istringstream lines(slurp(r / run / "metrics.jsonl"));
+    int found = 0;
+    for (std::string line; std::getline(lines, line);)
+      found += line.find("\"val_loss\"") != std::string::npos ? 1 : 0;
+    return found;
+  };
+  CHECK(evaluations("cut") == evaluations("whole"));
   CHECK(is.best_step == was.best_step);
   CHECK(r.lathe({"verify", "cut"}).code == 0);
   CHECK(r.lathe({"eval", "cut", "--checkpoint=best"}).code == 0);
@@ -136,7 +145,7 @@ TEST_CASE("a run stopped during its last evaluation evaluates once, when it resu
              ContainsSubstring("cut/checkpoints/step-00000003") && ContainsSubstring("nothing"));
 }
 
-TEST_CASE("a branch recognizes its checkpoint by its contents, even under another path",
+TEST_CASE("a branch recognizes the checkpoint that it started from, even under another path",
           "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=20"}).code == 0);
@@ -148,8 +157,10 @@ TEST_CASE("a branch recognizes its checkpoint by its contents, even under anothe
   CHECK(r.train({"--checkpoint.resume=" + whole + "/checkpoints/step-00000020", out}).code == 2);
 }
 
-TEST_CASE("a finished run keeps its record, and a new start lists the keys that differ",
-          "[resume]") {
+TEST_CASE(
+    "starting a finished run again does not change its config.toml or log, and lists the keys "
+    "that differ",
+    "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=10"}).code == 0);
   const std::string record = slurp(r / "runs/tiny/config.toml"),

@@ -101,7 +101,8 @@ TEST_CASE("a student approaches its teacher, and its run resumes exactly", "[dis
   ran(student("parts"));
   CHECK(difference(f / "whole", f / "parts") == "");
 
-  // The teacher must exist, must be unchanged, and must have the student's vocabulary and context.
+  // The teacher must exist, must be unchanged, and must have the student's vocabulary and a context
+  // that is not shorter than the student's.
   const auto refused = [&](const std::vector<std::string>& words, Exit code,
                            const std::vector<std::string>& facts) {
     const Finished done = lathe_in(f, words);

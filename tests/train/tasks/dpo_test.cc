@@ -160,7 +160,7 @@ TEST_CASE("a run learns to prefer the chosen answers, and resumes exactly", "[dp
   CHECK(cut["val_loss"].get<double>() == Approx(after["val_loss"].get<double>()).epsilon(1e-5));
   // A run with two pipeline stages logs the same last validation, although it adds the gradients of
   // the tied embedding in another order. Both stages take part in an evaluation, and the last stage
-  // has its results.
+  // has the results of the evaluation.
   const Finished staged = dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml",
                                      "--train.out_dir=staged", "--dist.pipeline=2"});
   const std::string last = "step 20  ";

@@ -344,8 +344,8 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// Trains two models on tables: one classifies flowers by color and size, from a table with missing
-/// sizes and ids; the other one predicts prices.
+/// Trains two models on tables. One classifies flowers by color and size. Its table has ids, and
+/// some sizes are missing. The other model predicts prices.
 class Tables {
  public:
   Tables() {

@@ -198,7 +198,8 @@ TEST_CASE(
   ran({"train", "rnn.toml", "--train.out_dir=recurrent"});
   refused(config, {"--base", "recurrent"}, "kind rnn", Exit::usage);
 
-  // PEFT writes the settings of EVA with its initialization, which does not change the base.
+  // If adapters were initialized by EVA, PEFT also writes the settings of EVA. Such adapters are
+  // accepted, since this initialization does not change the base.
   Json eva = parse_json(with("init_lora_weights", "eva"), "", Exit::internal);
   eva["eva_config"] = {{"rho", 2.0}, {"tau", 0.99}};
   write_file(f / "peftfalse/adapter_config.json", json_text(eva));
