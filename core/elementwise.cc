@@ -25,8 +25,9 @@ bool has_elementwise(const at::Tensor& x) {
 }
 
 at::Tensor elementwise(ChainOp op, const at::Tensor& a, const at::Tensor& b) {
-  // Chains have no float16. Computing in float32 and rounding once gives the same bits on any number
-  // of threads, unlike ATen's kernels, which compute the last elements of each thread differently.
+  // Chains have no float16. Computing in float32 and rounding once gives the same bits on any
+  // number of threads, unlike ATen's kernels, which compute the last elements of each thread
+  // differently.
   if (a.scalar_type() == at::kHalf) {
     const at::Tensor second = b.defined() ? b.to(at::kFloat) : b;
     return elementwise(op, a.to(at::kFloat), second).to(at::kHalf);

@@ -119,8 +119,9 @@ void set_variable(const char* name, const std::string& value) {
   SignalReader::restore_in_child();
 
   // This launcher may itself run under another launcher, whose variables must not reach the ranks.
-  for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID",
-                           "TORCHELASTIC_RESTART_COUNT", "GLOO_SOCKET_IFNAME", "LATHE_STORE_FD", "LATHE_RESTARTS"})
+  for (const char* name :
+       {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+        "GLOO_SOCKET_IFNAME", "LATHE_STORE_FD", "LATHE_RESTARTS"})
     unsetenv(name);
   if (restarts > 0) {
     set_variable("TORCHELASTIC_RESTART_COUNT", std::to_string(restarts));

@@ -172,8 +172,8 @@ class Optimizer {
   void record_skipped_update(double loss_scale);
   /// Returns the result of the last step and the number of updates so far. Waits for a GPU.
   StepControl control() const { return control_.get(); }
-  /// Returns whether the update of the last step was skipped, as int64 [] of 0 or 1 on the device of
-  /// the parameters. Does not wait for a GPU.
+  /// Returns whether the update of the last step was skipped, as int64 [] of 0 or 1 on the device
+  /// of the parameters. Does not wait for a GPU.
   at::Tensor is_skipped() const;
   /// Sets the moving averages (optim.ema_decay) to the current values of the parameters. The
   /// constructor does this for parameters whose values exist by then.

@@ -221,11 +221,9 @@ class JinjaRun {
     if (condition) items = selected(items, name, condition);
     const auto n = static_cast<int64_t>(items.size());
     for (int64_t i = 0; i < n; ++i) {
-      Json variables = {{"index", i + 1},      {"index0", i},
-                        {"first", i == 0},     {"last", i + 1 == n},
-                        {"revindex", n - i},   {"revindex0", n - i - 1},
-                        {"depth", loops_ + 1}, {"depth0", loops_},
-                        {"length", n}};
+      Json variables = {{"index", i + 1},      {"index0", i},       {"first", i == 0},
+                        {"last", i + 1 == n},  {"revindex", n - i}, {"revindex0", n - i - 1},
+                        {"depth", loops_ + 1}, {"depth0", loops_},  {"length", n}};
       // The neighbors are copies, which most templates don't need.
       if (uses_neighbors_ && i > 0) variables["previtem"] = items[static_cast<size_t>(i - 1)];
       if (uses_neighbors_ && i + 1 < n) variables["nextitem"] = items[static_cast<size_t>(i + 1)];

@@ -63,16 +63,21 @@ TEST_CASE("functions of chains and their gradients agree with float64", "[elemen
   }
 }
 
-TEST_CASE("functions of chains round bfloat16 once, and do not depend on the position",
+TEST_CASE("functions of chains round to 16 bits once, and do not depend on the position",
           "[elementwise]") {
   torch::manual_seed(2);
   const int threads = at::get_num_threads();
   for (const Function& f : own_functions()) {
-    const at::Tensor x = torch::randn({70001}) * 2, low = x.to(at::kBFloat16);
+    const at::Tensor x = torch::randn({70001}) * 2;
     at::set_num_threads(1);
     const at::Tensor y = elementwise(with_kernel(f.op), x);
-    CHECK(elementwise(with_kernel(f.op), low)
-              .equal(elementwise(with_kernel(f.op), low.to(at::kFloat)).to(at::kBFloat16)));
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      const at::Tensor low = x.to(dtype), wide = low.to(at::kFloat), up = wide.flip(0);
+      CHECK(elementwise(with_kernel(f.op), low)
+                .equal(elementwise(with_kernel(f.op), wide).to(dtype)));
+      CHECK(elementwise(f.gradient, up.to(dtype), low)
+                .equal(elementwise(f.gradient, up, wide).to(dtype)));
+    }
     at::set_num_threads(3);
     CHECK(elementwise(with_kernel(f.op), x).equal(y));
     for (const int64_t first : {1, 5, 64, 69990})
@@ -88,7 +93,8 @@ TEST_CASE("functions of chains round bfloat16 once, and do not depend on the pos
   CHECK(with_kernel(ChainOp::tanh) == ChainOp::own_tanh);
   CHECK(has_elementwise(torch::ones({3})));
   CHECK(!has_elementwise(torch::ones({3, 2}).t()));
-  CHECK(!has_elementwise(torch::ones({3}, at::kHalf)));
+  CHECK(has_elementwise(torch::ones({3}, at::kHalf)));
+  CHECK(!has_elementwise(torch::ones({3}, at::kDouble)));
 }
 
 }  // namespace

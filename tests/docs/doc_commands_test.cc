@@ -1,6 +1,6 @@
 // Checks README.md and the pages of docs/ against the code: every command, option, config key and
-// file in a block of code or a table exists. Prose is not checked. The tests also run those commands
-// of the pages that take little time.
+// file in a block of code or a table exists. Prose is not checked. The tests also run those
+// commands of the pages that take little time.
 #include <algorithm>
 #include <map>
 #include <regex>

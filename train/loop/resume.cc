@@ -69,8 +69,8 @@ std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded) {
   const fs::path run = c.train.out_dir;
   const auto there = list_checkpoints(run);
   if (there.empty()) check_config_record(run);
-  // `lathe launch` restarts only a run that it started itself, so the restart resumes that run, even
-  // if checkpoint.resume is "never". torchrun also restarts a run that refused to start.
+  // `lathe launch` restarts only a run that it started itself, so the restart resumes that run,
+  // even if checkpoint.resume is "never". torchrun also restarts a run that refused to start.
   const bool is_restart = restarts_from_environment() > 0;
   const std::string& resume = c.checkpoint.resume;
   if (resume == "never" && !is_restart) {

@@ -1,6 +1,7 @@
-// Implements the sink events.jsonl, which records each start, resume and end of a run's process with
-// its step, and the samples. A process that was killed has no end. Unlike metrics.jsonl, events.jsonl is not truncated on resume, because it also shows
-// that the run was killed. read_events() drops the samples of steps that were trained again.
+// Implements the sink events.jsonl, which records each start, resume and end of a run's process
+// with its step, and the samples. A process that was killed has no end. Unlike metrics.jsonl,
+// events.jsonl is not truncated on resume, because it also shows that the run was killed.
+// read_events() drops the samples of steps that were trained again.
 #include <fstream>
 
 #include "core/io/json.h"

@@ -46,7 +46,8 @@ class MetricsSinks final : public MetricsSink {
 };
 
 /// Holds the contents of a run's events.jsonl, except the ends of processes: the steps after which
-/// processes began to train, and samples. Omits an incomplete last line, and samples of steps that a resumed run repeated.
+/// processes began to train, and samples. Omits an incomplete last line, and samples of steps that
+/// a resumed run repeated.
 struct RunEvents {
   struct Start {
     int64_t step = 0;

@@ -400,7 +400,8 @@ TEST_CASE(
 /// LATHE_HF names a file with a JSON object on each line, {"run", "ids": [[...]], "greedy": how
 /// many tokens to add to the first row, "cache", "out"}. Writes the tensors "logits" and "greedy"
 /// to "out" as safetensors.
-TEST_CASE("a given tokenizer keeps its own special tokens where it lacks the model's", "[formats]") {
+TEST_CASE("a given tokenizer keeps its own special tokens where it lacks the model's",
+          "[formats]") {
   const TempFolder f;
   const auto exported = [&](const std::string& name, const std::vector<std::string>& special) {
     const fs::path run = make_run(f, name, "gpt", with(gpt, "vocab_size", int64_t{258}),

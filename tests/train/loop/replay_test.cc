@@ -109,8 +109,8 @@ TEST_CASE("a skipped step leaves running statistics as they are", "[replay]") {
   for (const auto& [scale, updates] : {std::pair("1", 1), {"16777216", 0}}) {
     INFO(scale);
     const std::string out = str("scale-", scale);
-    const Finished r = lathe_in(
-        f, {"train", "a.toml", "--train.out_dir=" + out, str("--amp.loss_scale=", scale)});
+    const Finished r =
+        lathe_in(f, {"train", "a.toml", "--train.out_dir=" + out, str("--amp.loss_scale=", scale)});
     INFO(r.err << r.out);
     REQUIRE(r.code == 0);
     const fs::path checkpoint = list_checkpoints(f / out).at(0);
@@ -122,7 +122,8 @@ TEST_CASE("a skipped step leaves running statistics as they are", "[replay]") {
       if (!entry.name.ends_with("running_mean") && !entry.name.ends_with("num_batches_tracked"))
         continue;
       ++found;
-      const bool is_zero = std::ranges::all_of(entry.bytes, [](auto x) { return x == decltype(x){}; });
+      const bool is_zero =
+          std::ranges::all_of(entry.bytes, [](auto x) { return x == decltype(x){}; });
       INFO(entry.name);
       CHECK(is_zero == (updates == 0));
     }

@@ -267,7 +267,8 @@ TEST_CASE("every sink has each step once, even after a kill, and no sink changes
   CHECK(cells(f / "disabled/metrics.csv", 1).back() == "10");
   CHECK(event_steps(slurp(f / "disabled" / events)).back() == 10);
 
-  // A sink that is enabled later starts at that step, and the file of a disabled sink gets no lines.
+  // A sink that is enabled later starts at that step, and the file of a disabled sink gets no
+  // lines.
   REQUIRE(train("later", {"--log.csv=true", "--train.pause_at=6"}).code == 75);
   REQUIRE(train("later", {"--train.pause_at=12"}).code == 75);
   REQUIRE(train("later", {"--log.csv=true"}).code == 0);
