@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks that the tests notice faults (mutants) that this script deliberately puts into a copy of the
-sources.
+"""Checks that the tests notice faults (mutants) that this script deliberately puts into a copy of
+the sources.
 
 The file mutants.toml of a folder of tests lists the mutants that these tests must notice. Each
 mutant replaces the text `find` in `file`. The text must occur there once, apart from differences in
 white space. The replacement is made in a copy of the sources (build-mutants/src), never in the
 working tree. The script builds the copy, and runs the tests of the mutant's tags in their order
-until the tests of one tag fail. The tag whose tests are most likely to fail should come first. Tag X
-selects the tests in X_test.cc. A mutant that the tests of no tag notice shows a gap in the tests.
+until the tests of one tag fail. The tag whose tests are most likely to fail should come first. Tag
+X selects the tests in X_test.cc. A mutant that the tests of no tag notice shows a gap in the tests.
 The tests must first pass on the unmutated sources.
 
 After a name in the sources has been changed, `tests/mutants.py --rename OLD NEW` changes it in all

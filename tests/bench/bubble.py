@@ -5,8 +5,8 @@ lathe plan.
 usage: bubble.py LATHE [--rounds N]
 
 Trains a GPT model with 8 blocks in two stages, with one thread per process, for several values of
-dist.virtual_stages and several numbers of micro-batches. "Idle" is the fraction of the step
-in which a stage waits for the other stage, averaged over both stages. "By the forecast" starts from
+dist.virtual_stages and several numbers of micro-batches. "Idle" is the fraction of the step in
+which a stage waits for the other stage, averaged over both stages. "By the forecast" starts from
 the measured time of a step with 8 micro-batches. It scales this time to the number of micro-batches
 of the row, with the idle fractions that lathe plan forecasts for the two numbers of micro-batches.
 Prints medians over the rounds.

@@ -5,7 +5,7 @@ usage: simulated.py LATHE [--rounds N] [--dtype bf16|fp32]
 
 Measures a GPT with 6 layers of width 384 on one process, and on 2 and 4 processes that divide the
 work in several ways. Each process has one thread. Describes a core of this machine as a GPU in a
-file for `lathe plan --cards`: the bandwidth of the link is measured by `lathe bench collectives`,
+file that `lathe plan` reads: the bandwidth of the link is measured by `lathe bench collectives`,
 and the rate is chosen so that the simulated step of one process takes as long as the measured step.
 If there are more processes than cores, the rate and the bandwidths are divided by the number of
 processes per core. Prints the file and a table of measured and simulated seconds. The measured

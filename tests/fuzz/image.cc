@@ -41,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::must(std::ssize(pixels) == image.height() * image.width() * channels,
                "all pixels are read");
     resize_image(pixels, image.height(), image.width(), channels, 5, 7, resized);
-    for (const double x : resized) fuzz::must(x >= 0 && x <= 255, "a resized value is at most 255");
+    for (const double x : resized) fuzz::must(x >= 0 && x <= 255, "a resized value is in 0..255");
   } catch (const Error& e) {
     fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
   }

@@ -8,9 +8,9 @@ saved in the background. Then the metrics and the newest checkpoint must equal t
 uninterrupted run on one process. No start may lose the newest checkpoint. A start that takes more
 than a minute counts as a hang.
 
-Tensor and context parallelism change the order of sums, and with it the bits of a run. So a tenth of
-the kills strike runs that keep one of the layouts in LAYOUTS. The results of such a run must equal
-those of an uninterrupted run with the same layout.
+Tensor and context parallelism change the order of sums, and with it the bits of a run. So a tenth
+of the kills strike runs that keep one of the layouts in LAYOUTS. The results of such a run must
+equal those of an uninterrupted run with the same layout.
 """
 import os
 import random

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Stops runs by signals, one or two at a time, at random moments of each phase: start, training,
-evaluation, sampling, saving. Every run must end as documented: with exit code 75, with 130 after a second SIGINT, or by
-the signal itself if it arrives before the program can handle signals. Then the run must resume from
-the step at which it stopped, and end bitwise equal to an uninterrupted run.
+evaluation, sampling, saving. Every run must end as documented: with exit code 75, with 130 after a
+second SIGINT, or by the signal itself if it arrives before the program can handle signals. Then the
+run must resume from the step at which it stopped, and end bitwise equal to an uninterrupted run.
 
 In addition, a byte of a checkpoint is changed before a resume, and a run is compared with a run of
 another seed. The checks must notice both differences.

@@ -356,10 +356,8 @@ TEST_CASE("shifted and mirrored images agree with LibTorch, and all shifts are e
     CHECK((torch::equal(flipped[i], plain64[i]) || torch::equal(flipped[i], plain64[i].flip(2))));
 }
 
-TEST_CASE(
-    "folds cover each example once, keep the shares of classes, and normalize by their training "
-    "examples",
-    "[example_sets]") {
+TEST_CASE("folds cover each example once, are stratified, and normalize by their training examples",
+          "[example_sets]") {
   const TempFolder f;
   const bool classes = GENERATE(true, false);
   Table table = numbered(103, 4);

@@ -161,7 +161,7 @@ struct SlowFolder {
   }
 };
 
-TEST_CASE("a vocab.json is read with the pattern of its class and added tokens from other files",
+TEST_CASE("a vocab.json is read with its tokenizer class's pattern and tokens that other files add",
           "[tokenizer_folders]") {
   const SlowFolder f;
   const BPEDefinition plain = read_bpe(f.folder.path());

@@ -104,8 +104,8 @@ with tempfile.TemporaryDirectory() as temporary:
     for wanted in ["resumed from", "optim.lr: 0.001", "after step 30", "blocks.0.attn.qkv", "at its peak, by category", "<polyline"]:
         assert wanted in dom, f"the page does not contain {wanted!r}"
 
-    # A memory category has the same color in each run, although the second run lacks one. The titles
-    # of charts do not contain the keys of the metrics.
+    # A memory category has the same color in each run, although the second run lacks one. The
+    # titles of charts do not contain the keys of the metrics.
     for name, categories in [("x", ["activations", "weights"]), ("y", ["weights"])]:
         write_run(folder / "memory" / name, 50)
         with open(folder / "memory" / name / "metrics.jsonl", "a") as out:

@@ -18,8 +18,8 @@ def log_probabilities(model, ids):
 
 
 def loss_of_text(model, tokenizer, text, stride):
-    """Returns the summed loss of a text that follows <|endoftext|>, and the text's number of tokens.
-    Windows of TOKENS tokens begin `stride` tokens apart."""
+    """Returns the summed loss of a text that follows <|endoftext|>, and the text's number of
+    tokens. Windows of TOKENS tokens begin `stride` tokens apart."""
     ids = [tokenizer.token_to_id("<|endoftext|>")] + tokenizer.encode(text, add_special_tokens=False).ids
     loss, scored = 0.0, 0
     while scored < len(ids) - 1:
