@@ -81,13 +81,13 @@ Exit Run::report_already_finished() const {
 
 Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs) {
   MetricsSinks metrics = lock != nullptr ? open_run_folder() : MetricsSinks();
-  // Records the end of this process, so that `lathe runs` knows that the run is not running. The
-  // record is not worth hiding the error that ended the process.
+  // Records the end of this process, so that `lathe runs` knows that the run is not running. If the
+  // record can't be written, for example because the disk is full, only the error that ended the
+  // process is reported.
   const auto record_end = [&](Exit code) {
     try {
       metrics.add_end(state_.step, code);
-    } catch (const Error& e) {
-      log_warn(e.what());
+    } catch (const Error&) {  // `lathe runs` then decides by the age of metrics.jsonl
     }
   };
 

@@ -253,6 +253,16 @@ void add_collectives(std::vector<OpCase>& t) {
   add("sum_own_positions", [](X x) { return sum_own_positions(x); });
   add("gather_from_tensor_ranks",
       [](X x) { return gather_from_tensor_ranks(x, {.dim = 0, .sections = {4}}); });
+  t.push_back(
+      {"cross_entropy_of_tensor_ranks",
+       "one process, an ignored row",
+       {{{3, 4}}},
+       [](V v) {
+         const at::Tensor targets = longs({1, -100, 3}, {3}, device_of(v));
+         return cross_entropy_of_tensor_ranks(v[0], {.dim = 0, .sections = {4}}, targets,
+                                              /*divisor=*/0);
+       },
+       [](T x) { return torch::cross_entropy_loss(x[0], longs({1, -100, 3}).to(x[0].device())); }});
 }
 
 }  // namespace
