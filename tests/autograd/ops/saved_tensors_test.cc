@@ -193,6 +193,8 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       // This keeps the log probabilities, which count as input 0, instead of the logits. It also
       // keeps the targets, the class of each row, the mask of ignored rows and the scale.
       {"cross_entropy", {1, 0, 4}},
+      // This keeps the column of each target, two masks of rows, and two numbers per row.
+      {"cross_entropy_of_tensor_ranks", {1, 0, 5}},
       // This keeps the gradients, which are computed in forward, and the targets. Second
       // derivatives need both inputs; the weight is a parameter, and x is the last norm's result.
       {"linear_cross_entropy", {2, 0, 3}},
