@@ -1,5 +1,7 @@
 // Tests that sums and means of rows, and softmax, become parts of fused ops. The results of fused
 // ops are bitwise equal to the results of the ops run one by one.
+#include <ATen/Parallel.h>
+
 #include <cmath>
 #include <functional>
 
