@@ -85,8 +85,8 @@ at::Tensor gathered(const at::Tensor& x, Axis axis) {
 at::Tensor summed(const at::Tensor& parts) {
   const at::ScalarType dtype = parts.scalar_type();
   // ATen also adds two low-precision tensors in float32, and rounds once.
-  if (parts.size(0) == 2) return sum_over_ranks(parts);
-  return sum_over_ranks(c10::isReducedFloatingType(dtype) ? parts.to(at::kFloat) : parts).to(dtype);
+  const bool is_widened = parts.size(0) != 2 && c10::isReducedFloatingType(dtype);
+  return sum_over_ranks(is_widened ? parts.to(at::kFloat) : parts).to(dtype);
 }
 
 struct AllReduce {

@@ -24,7 +24,7 @@ class Writer {
       : tokenizer_(o.tokenizer),
         encoder_(encoder),
         ids_(ids),
-        marks_conversations_(!o.val_by_hash && o.val_share > 0) {}
+        marks_conversations_(o.has_val_tail()) {}
 
   /// Appends a text. `begins`: whether the text is the beginning of its document.
   void text(std::string_view text, bool begins = true) {

@@ -344,7 +344,7 @@ void prepare_documents(const DocumentOptions& o) {
 
   OutFolder out(o.out);
   DataManifest manifest = empty_manifest(o);
-  const bool wide = manifest.dtype == "uint32", tail = !o.val_by_hash && o.val_share > 0;
+  const bool wide = manifest.dtype == "uint32", tail = o.has_val_tail();
 
   const auto writer = [&](const char* split) {
     return std::make_unique<SplitWriter>(o.out, o.shard_tokens, split, std::nullopt, wide);

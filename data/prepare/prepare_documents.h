@@ -26,6 +26,7 @@ struct DocumentOptions {
   /// Whether a hash of each document's content decides its split. Otherwise, the last tokens are
   /// for validation.
   bool val_by_hash = false;
+  bool has_val_tail() const { return !val_by_hash && val_share > 0; }
   bool dedup = false;  ///< drop a document that is bytewise equal to an earlier document
   /// Whether to drop a line that occurred earlier, in any document, unless the line is blank.
   bool dedup_lines = false;

@@ -282,6 +282,7 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
   }
 
   BoundaryTokens marks = tokenizer.marks();
+  // The settings may name another token than the one that texts begin with.
   if (d.begin >= 0) marks.begin = d.begin;
   // If a file names no token that ends texts, llama.cpp ends a text at token 11 of a byte-level
   // BPE.

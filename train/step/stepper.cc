@@ -80,6 +80,8 @@ class StepGradients {
         sum_(s.local_params(), plan.in_sequence),
         own_(s.divides_state() ? s.local_params().size() : 0) {}
 
+  const BatchPlan& plan() const { return plan_; }
+
   /// Prepares for the backward pass of the n-th micro-batch of this process. A stage of a pipeline
   /// has one backward pass for each of its parts, and the backward pass of part 0 comes last.
   void begin(int64_t n, int part = 0) {
@@ -142,7 +144,7 @@ class StepGradients {
 /// seconds for which this process waited for other processes to `waited`.
 at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int64_t step,
                              double divisor, StepGradients& gradients, double& waited) {
-  const BatchPlan plan = batch_plan(s.config);
+  const BatchPlan& plan = gradients.plan();
   std::vector<at::Tensor> losses;
 
   zero_grad(*s.model);
@@ -278,7 +280,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   }
 
   StepGradients gradients(s, batch_plan(s.config));
-  DeferRunningStatistics statistics(batch_plan(s.config));
+  DeferRunningStatistics statistics(gradients.plan());
   r.loss = run_micro_batches(s, next, step, divisor, gradients, r.exchange_wait_s);
   const std::vector<at::Tensor> own = gradients.take_own();
   if (keep_gradients && s.divides_state()) keep_all_gradients(s, own);
