@@ -102,6 +102,17 @@ void* from_system(size_t bytes, bool phantom) {
   return aligned;
 }
 
+/// Sets memory of a phantom allocator to 0 and returns complete pages to the system.
+void erase(char* begin, size_t bytes) {
+  char* const end = begin + bytes;
+  const size_t lead = (small_page - reinterpret_cast<uintptr_t>(begin) % small_page) % small_page;
+  const size_t first = std::min(lead, bytes);
+  const size_t pages = (bytes - first) / small_page * small_page;
+  std::memset(begin, 0, first);
+  if (pages > 0) madvise(begin + first, pages, MADV_DONTNEED);
+  std::memset(begin + first + pages, 0, static_cast<size_t>(end - begin) - first - pages);
+}
+
 /// Orders free blocks by size, then by address. In this order, the first block that is large enough
 /// is the best fit.
 struct BySize {
@@ -214,6 +225,8 @@ class CachingAllocator final : public c10::Allocator {
     if (header->small) {
       self.free_small_[header->block].push_back(header);
     } else {
+      // An op that a dry run executes may have written to the block, and the next tensor must read 0.
+      if (self.phantom_) erase(static_cast<char*>(data), header->block - header_bytes);
       self.put_back(header);
     }
   }

@@ -49,10 +49,7 @@ struct Attention {
     if (t.is_cpu()) {
       if (kernel_ready(t) && attention_ready(shape(), element_of(t.scalar_type())))
         return Kernel::own;
-      // With an odd head width in low precision, ATen's flash kernel has led to damaged memory in a
-      // training run.
-      const bool is_odd = d % 2 != 0 && t.scalar_type() != at::kFloat;
-      if (starts.defined() || is_odd) return Kernel::composed;
+      if (starts.defined()) return Kernel::composed;
       // ATen's flash kernel can turn a NaN in q or k into zeros, which would hide a diverged run.
       return t.isnan().any().item<bool>() ? Kernel::composed : Kernel::cpu_flash;
     }

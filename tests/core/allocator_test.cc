@@ -79,6 +79,22 @@ TEST_CASE("a block slightly larger than its huge pages makes no further huge pag
   kept.clear();
 }
 
+TEST_CASE("memory of a dry run reads as 0 though an earlier tensor was written there",
+          "[allocator]") {
+  const DryRunMemory dry;
+  // Sizes up to a page, of a few incomplete pages, and of several huge pages.
+  for (const int64_t size : {100, 4000, 5000, 12345, 70000, 5000000}) {
+    CAPTURE(size);
+    const at::Tensor before = bytes(size).fill_(1);
+    void* const place = bytes(size).fill_(7).mutable_data_ptr();  // freed at once
+    const at::Tensor again = bytes(size), after = bytes(size).fill_(2);
+    CHECK(again.const_data_ptr() == place);
+    CHECK(again.eq(0).all().item<bool>());
+    CHECK(before.eq(1).all().item<bool>());
+    CHECK(after.eq(2).all().item<bool>());
+  }
+}
+
 TEST_CASE("a repeated step takes no further memory from the system", "[allocator]") {
   const auto step = [] {
     std::vector<at::Tensor> live;
