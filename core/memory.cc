@@ -225,7 +225,8 @@ class CachingAllocator final : public c10::Allocator {
     if (header->small) {
       self.free_small_[header->block].push_back(header);
     } else {
-      // An op that a dry run executes may have written to the block, and the next tensor must read 0.
+      // An op that a dry run executes may have written to the block, and the next tensor must read
+      // 0.
       if (self.phantom_) erase(static_cast<char*>(data), header->block - header_bytes);
       self.put_back(header);
     }

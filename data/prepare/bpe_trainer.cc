@@ -256,7 +256,9 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
     d.tokens.emplace_back(1, static_cast<char>(byte));
   }
 
-  Merger merger(d, first_byte, of_byte, count_words(source, t));
+  Words words = count_words(source, t);
+  if (words.empty()) fail(Exit::data, "the training files hold no text");
+  Merger merger(d, first_byte, of_byte, std::move(words));
   const int64_t least_count = std::max<int64_t>(1, t.min_frequency);
   while (static_cast<int64_t>(d.tokens.size()) < t.vocab_size && merger.merge(least_count)) {
     if (d.merges.size() % 256 != 0) continue;

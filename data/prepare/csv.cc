@@ -108,8 +108,7 @@ std::string_view CsvReader::field(size_t column) {
 
 char find_separator(const std::string& file, std::string_view text, char usual) {
   const std::string extension = lower_extension(file);
-  if (extension == ".tsv" || extension == ".tab") return '\t';
-
+  const bool is_tsv = extension == ".tsv" || extension == ".tab";
   const size_t begin = std::min(text.find_first_not_of("\r\n"), text.size());
   bool quoted = false;
   std::string found;
@@ -117,8 +116,13 @@ char find_separator(const std::string& file, std::string_view text, char usual) 
     if (c == '"') quoted = !quoted;
     if (quoted) continue;
     if (c == '\n') break;
-    if (c == usual) return usual;
-    if ((c == ',' || c == ';' || c == '\t') && found.find(c) == std::string::npos) found += c;
+    if (c == usual && !is_tsv) return usual;
+    const bool is_candidate = c == ',' || c == ';' || c == '\t' || c == usual;
+    if (is_candidate && found.find(c) == std::string::npos) found += c;
+  }
+  if (is_tsv) {
+    const bool has_tab = found.find('\t') != std::string::npos;
+    return has_tab || found.find(usual) == std::string::npos ? '\t' : usual;
   }
   return found.size() == 1 ? found[0] : usual;
 }

@@ -43,10 +43,11 @@ class CsvReader {
   std::deque<std::string> unquoted_;  // copies of fields that contain doubled quotes
 };
 
-/// Returns the separator of a table. It is a tab if the file's extension is .tsv or .tab. For other
-/// extensions, the first line decides. If it contains `usual`, or if it contains several or none of
-/// comma, semicolon and tab, the separator is `usual`. If it contains exactly one of these
-/// characters, the separator is that character.
+/// Returns the separator of a table. If the file's extension is .tsv or .tab, it is a tab, unless
+/// the first line that is not empty contains `usual` and no tab. For other extensions, the first
+/// line decides. If it contains `usual`, or if it contains several or none of comma, semicolon and
+/// tab, the separator is `usual`. If it contains exactly one of these characters, the separator is
+/// that character.
 char find_separator(const std::string& file, std::string_view text, char usual);
 
 /// Returns `text` as a field of a comma-separated file. Adds quotes if the field needs them.

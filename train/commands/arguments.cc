@@ -27,16 +27,16 @@ double Arguments::number(const std::string& name, double otherwise, const Rule& 
   else if (const auto* d = std::get_if<double>(&v); d && !whole)
     x = *d;
   else
-    fail(Exit::usage, "command line: --", name, " must be a ", whole ? "whole " : "",
-         "number, not ", found->second);
+    fail(Exit::usage, where(name), " must be a ", whole ? "whole " : "", "number, not ",
+         found->second);
 
   Rule allowed = rule;
   if (whole)
     allowed.max = std::min(allowed.max, 0x1p53);  // above 2^53, a double can't hold every integer
   if (!std::isfinite(x) || !(x >= rule.min && x <= allowed.max) ||
       (rule.open_min && x == rule.min)) {
-    fail(Exit::usage, "command line: --", name, " = ", found->second,
-         " is not allowed; it must be ", rule_text(allowed));
+    fail(Exit::usage, where(name), " = ", found->second, " is not allowed; it must be ",
+         rule_text(allowed));
   }
   return x;
 }
@@ -140,8 +140,8 @@ void check_output(const Arguments& arguments, const fs::path& file, std::string_
 
   const bool is_empty = fs::file_size(file) == 0;
   if (!force && !is_empty && head.find(mark) == std::string::npos) {
-    fail(Exit::usage, file.string(), " already exists, and lathe ", arguments.command,
-         " did not write it; name another file, or replace it with --force true");
+    fail(Exit::usage, file.string(), " already exists, and is not the output of a lathe ",
+         arguments.command, " like this one; name another file, or replace it with --force true");
   }
 }
 

@@ -29,7 +29,13 @@ struct Arguments {
   std::map<std::string, std::vector<std::string>>
       lists{};  ///< values of the repeatable flags by name, in the order given
   std::vector<std::string> positionals;
+  std::map<std::string, std::string> origins{};  ///< where() of flags that come from a file
 
+  /// Returns the name of a flag for an error message, with the place where the flag was given.
+  std::string where(const std::string& name) const {
+    const auto found = origins.find(name);
+    return found == origins.end() ? "command line: --" + name : found->second;
+  }
   /// Returns a flag's text, or `otherwise` if the flag is not given.
   std::string get(const std::string& name, const std::string& otherwise) const {
     const auto found = flags.find(name);

@@ -17,6 +17,7 @@
 #include "core/io/json.h"
 #include "core/io/log.h"
 #include "core/io/progress.h"
+#include "core/io/text.h"
 #include "core/memory.h"
 #include "data/prepare/csv.h"
 #include "data/prepare/example_source.h"
@@ -305,13 +306,19 @@ struct NewExamples {
   bool has_ids = false;
 };
 
-/// Reads all examples once, so that an invalid line ends the command before anything is written.
-NewExamples survey_new(ExampleSource& source, const std::string& file, ProgressReporter& meter) {
+/// Reads all examples once, so that an invalid line ends the command before anything is written. If
+/// `json` is true, ids must be UTF-8.
+NewExamples survey_new(ExampleSource& source, const std::string& file, bool json,
+                       ProgressReporter& meter) {
   NewExamples found;
   meter.begin("read", source.bytes());
   source.each(meter, [&](const RawExample& e) {
     ++found.count;
     found.has_ids = found.has_ids || !e.label.empty();
+    if (json && !is_utf8(e.label))
+      fail(
+          Exit::data, source.where(), ": the id ", quoted(e.label),
+          " is not UTF-8, which JSON requires; convert the file to UTF-8, or give a .csv as --out");
   });
   clear_progress();
   if (found.count == 0) fail(Exit::data, file, " holds no examples");
@@ -371,7 +378,7 @@ Exit run_predict(const Arguments& arguments) {
   const fs::path shown = file;
   const std::function<bool()> stop;
   ProgressReporter meter(shown, stop);
-  const NewExamples found = survey_new(*source, file, meter);
+  const NewExamples found = survey_new(*source, file, json, meter);
 
   const auto batch_size = static_cast<int64_t>(arguments.number(
       "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));

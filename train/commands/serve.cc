@@ -1,5 +1,6 @@
 #include <malloc.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 
@@ -21,6 +22,13 @@ constexpr double grace_for_texts_s = 10, grace_for_answers_s = 5;
 std::string key_for(const std::string& host) {
   const char* const set = std::getenv("LATHE_API_KEY");
   const std::string key = set == nullptr ? "" : set;
+  // A header can't carry such a key unchanged, so every request would be refused.
+  const auto is_sendable = [](char c) { return c > ' ' && c < 127; };
+  if (!std::ranges::all_of(key, is_sendable)) {
+    fail(Exit::usage,
+         "environment: LATHE_API_KEY contains white space or other characters that a header can't "
+         "carry; use printable ASCII characters");
+  }
   if (key.empty() && !is_loopback(host)) {
     fail(Exit::usage, "command line: --host ", host,
          " can be reached from other machines, and LATHE_API_KEY is not set; set it to a key that "

@@ -18,6 +18,7 @@ namespace {
 struct Description {
   std::string config;
   std::map<std::string, std::string> options;
+  std::map<std::string, std::string> origins;  // Arguments::origins of options in the file
   // Each axis, paired with the location that error messages name.
   std::vector<std::pair<std::string, Axis>> keys;
 };
@@ -29,7 +30,7 @@ std::string typed(const ConfigValue& value) {
 }
 
 Description describe(const Arguments& arguments, const std::set<std::string>& known) {
-  Description d{.config = arguments.positionals[0], .options = {}, .keys = {}};
+  Description d{.config = arguments.positionals[0], .options = {}, .origins = {}, .keys = {}};
 
   const auto add_key = [&](const std::string& key, const std::string& text,
                            const std::string& where) {
@@ -56,6 +57,7 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
         d.options[option] = typed(entry.value);
       else
         fail(Exit::usage, entry.where, ": [sweep] has no key ", option);
+      d.origins[option] = entry.where + ": " + entry.key;
     }
     // By default, the output folder is named after the sweep file, not after the config.
     d.options.try_emplace(
@@ -66,6 +68,7 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
   for (const auto& [flag, text] : arguments.flags) {
     if (flag.find('.') == std::string::npos) {
       d.options[flag] = text;
+      d.origins.erase(flag);
       continue;
     }
 
@@ -95,21 +98,20 @@ SweepOptions read_options(const Arguments& a) {
                        .seed = whole(a, "seed", 0, 0)};
 
   if (o.method != "grid" && o.method != "random" && o.method != "asha")
-    fail(Exit::usage, "command line: --method must be grid, random or asha, not ", o.method);
+    fail(Exit::usage, a.where("method"), " must be grid, random or asha, not ", o.method);
   if (o.method == "random" && o.samples == 0)
-    fail(Exit::usage, "command line: --method=random needs --samples");
+    fail(Exit::usage, a.where("method"), " = random needs --samples");
   for (const char* name : {"samples", "seed"}) {
     if (a.flags.contains(name) && o.method == "grid")
-      fail(Exit::usage, "command line: --", name,
+      fail(Exit::usage, a.where(name),
            " has no effect with --method=grid; leave it out, or use random");
   }
   if (a.flags.contains("seed") && o.samples == 0)
-    fail(Exit::usage, "command line: --seed has no effect without --samples; leave it out");
+    fail(Exit::usage, a.where("seed"), " has no effect without --samples; leave it out");
 
   for (const char* name : {"eta", "min-steps"}) {
     if (a.flags.contains(name) && o.method != "asha")
-      fail(Exit::usage, "command line: --", name,
-           " has no effect without --method=asha; leave it out");
+      fail(Exit::usage, a.where(name), " has no effect without --method=asha; leave it out");
   }
   return o;
 }
@@ -150,7 +152,7 @@ TrainConfig check_points(SweepPlan& plan, const SweepOptions& o, const fs::path&
     if (i > 0 && o.method == "asha" &&
         (c.steps != last.steps || c.eval_interval != last.eval_interval)) {
       fail(Exit::usage,
-           "command line: --method=asha compares runs at the same steps; give train.steps and "
+           "the method asha compares runs at the same steps; give train.steps and "
            "train.eval_interval only one value each");
     }
     loaded.config.train.out_dir = (folder / names[i]).string();
@@ -189,6 +191,7 @@ Exit run_sweep_command(const Arguments& given) {
   Arguments arguments = given;
   // Below, options of the sweep file are treated like options of the command line.
   arguments.flags = d.options;
+  arguments.origins = d.origins;
   const SweepOptions options = read_options(arguments);
 
   SweepPlan plan{.config = d.config, .fixed = {}, .points = {}, .rungs = {}, .eta = options.eta};
@@ -220,7 +223,7 @@ Exit run_sweep_command(const Arguments& given) {
                        ? 0
                        : std::max(1, default_threads() / static_cast<int>(options.jobs));
 
-  check_output_folder("command line: --out", out, PathKind::folder);
+  check_output_folder(arguments.where("out"), out, PathKind::folder);
   return run_sweep(std::move(plan), out, static_cast<size_t>(options.jobs), each);
 }
 

@@ -76,6 +76,16 @@ struct Prepared {
 
 using Rows = std::vector<std::vector<double>>;
 
+TEST_CASE("a .tsv has tabs unless its first line has only the usual separator",
+          "[prepare_examples]") {
+  CHECK(find_separator("a.tsv", "x\ty;z\n", ';') == '\t');
+  CHECK(find_separator("a.tsv", "\n\nx;y;z\n1\t2\n", ';') == ';');
+  CHECK(find_separator("a.tab", "x|y\n", '|') == '|');
+  CHECK(find_separator("a.tsv", "x\n1,2\n", ',') == '\t');
+  CHECK(find_separator("a.csv", "x|y;z\n", ',') == ';');
+  CHECK(find_separator("a.csv", "x|y;z\n", '|') == '|');
+}
+
 TEST_CASE("CsvReader reads each field that csv_field() writes", "[prepare_examples]") {
   const std::vector<std::string> texts{"",       "a",  " a",  "a ",    "\ta",
                                        "a\t",    "\t", "a,b", "\"a\"", "a\r\nb",

@@ -359,6 +359,31 @@ TEST_CASE("an id column is renamed to id if the predictions have another column 
   CHECK(predicted.out.starts_with("id,class,p_0,p_1\nrow0,"));
 }
 
+TEST_CASE("ids that are not UTF-8 are kept in CSV and refused in JSON Lines", "[example_data]") {
+  const TableRun run;
+  std::string table = "key,x,y,kind\n";
+  for (int i = 0; i < 40; ++i)
+    table += str("caf", static_cast<char>(0xC0 + i), ",", i, ",", 40 - i, ",", i % 2, "\n");
+  write_file(run.f / "latin.csv", table);
+  const Finished prepared =
+      lathe_in(run.f, {"prepare", "latin.csv", "--out", "latin", "--id", "key", "--val", "0.2"});
+  INFO(prepared.err);
+  REQUIRE(prepared.code == 0);
+  REQUIRE(lathe_in(run.f, {"train", "mlp.toml", "--data.dir=latin", "--train.out_dir=by-key",
+                           "--train.steps=2"})
+              .code == 0);
+
+  const auto predict = [&](const std::string& out) {
+    return lathe_in(run.f, {"predict", "by-key", "latin.csv", "--out", out});
+  };
+  const Finished lines = predict("p.jsonl");
+  CHECK(lines.code == 3);
+  CHECK_THAT(lines.err, ContainsSubstring("latin.csv:2") && ContainsSubstring("UTF-8"));
+  CHECK(!fs::exists(run.f / "p.jsonl"));
+  CHECK(predict("p.csv").code == 0);
+  CHECK_THAT(slurp(run.f / "p.csv"), ContainsSubstring("\ncaf\xC1,"));
+}
+
 TEST_CASE("an error names options that work where the target has no name", "[example_data]") {
   const TempFolder f;
   write_file(f / "t.csv", "a,b,kind,\n1,2,x,\n3,4,y,\n5,6,x,\n");

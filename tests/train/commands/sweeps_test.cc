@@ -486,6 +486,19 @@ TEST_CASE("a file can define a sweep with successive halving, and wrong sweeps a
     CHECK_THAT(bad.err, ContainsSubstring(refusal));
   }
 
+  // An error about an option of a sweep file names the line of the file.
+  for (const std::string option :
+       {"jobs = 0", "eta = \"many\"", "samples = 3", "out = \"tiny.toml\""}) {
+    write_file(f / "wrong.toml", "[sweep]\nconfig = \"tiny.toml\"\nmethod = \"grid\"\n" + option +
+                                     "\n[optim]\nlr = \"1e-3,2e-3\"\n");
+    const Finished bad = lathe_in(f, {"sweep", "wrong.toml"});
+    INFO(option << "\n" << bad.err);
+    CHECK(bad.code == 2);
+    CHECK_THAT(bad.err, ContainsSubstring("wrong.toml:4") &&
+                            ContainsSubstring("sweep." + option.substr(0, option.find(' '))) &&
+                            !ContainsSubstring("command line"));
+  }
+
   const Finished long_rows = lathe_in(f, {"sweep", "tiny.toml", "--model.block_size=16,30000"});
   CHECK(long_rows.code == 3);
   CHECK_THAT(long_rows.err, ContainsSubstring("30000 tokens") && ContainsSubstring("data.window"));

@@ -312,6 +312,13 @@ TEST_CASE("the command serves until a signal, and refuses what it can't serve", 
   CHECK(refused({"--port", "70000"}).code == 2);
   CHECK(refused({"--batch", "0"}).code == 2);
 
+  for (const char* key : {"two words", "key\n", " key", "schl\u00fcssel"}) {
+    const test::Finished unusable = refused({"--port", "0"}, {{"LATHE_API_KEY", key}});
+    INFO(key);
+    CHECK(unusable.code == 2);
+    CHECK_THAT(unusable.err, ContainsSubstring("LATHE_API_KEY"));
+  }
+
   const ServedHere taken;
   const test::Finished busy = refused({"--port", std::to_string(taken.port())});
   CHECK(busy.code == 2);
