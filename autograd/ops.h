@@ -43,7 +43,7 @@ enum class Gelu { tanh, exact };
 Variable gelu(const Variable& x, Gelu form = Gelu::tanh);
 /// Returns x with `value` where mask (bool, broadcast to x) is true.
 Variable masked_fill(const Variable& x, const at::Tensor& mask, double value);
-/// Converts x to another floating-point dtype.
+/// Converts x to another dtype. The result for an integer or bool dtype has no gradient.
 Variable cast(const Variable& x, at::ScalarType dtype);
 
 // Reductions (ops/reduce.cc). sum() and mean() reduce all dims if none are given.

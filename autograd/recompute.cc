@@ -140,6 +140,11 @@ void Recomputation::run() {
     const auto node = entries_[next_].node.lock();
     fail_other(node ? node->name() : "another op", "nothing more");
   }
+  LATHE_CHECK(
+      next_attribute_ == attributes_.size(),
+      "recompute: an op of the forward pass had an index or mask that it does not have in the "
+      "recomputation; guards such as SeparateDocuments must still exist in the backward pass, "
+      "or be created in the recomputed function");
   entries_.clear();
   attributes_.clear();
   hooks_.clear();

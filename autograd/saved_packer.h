@@ -32,4 +32,11 @@ class SavedPacker {
   virtual bool is_exact() const = 0;
 };
 
+/// Returns whether the activations that the ops of this thread save are rounded.
+inline bool saves_rounded() {
+  const Mode& m = mode();
+  return m.packer != nullptr && !m.packer->is_exact() && m.recording == nullptr &&
+         m.replaying == nullptr;
+}
+
 }  // namespace lathe

@@ -1,5 +1,7 @@
 #include "core/dtype.h"
 
+#include <cmath>
+
 #include <array>
 
 #include "core/error.h"
@@ -38,6 +40,12 @@ std::string describe(at::IntArrayRef sizes) {
   std::string out = "[";
   for (size_t i = 0; i < sizes.size(); ++i) out += (i ? "," : "") + std::to_string(sizes[i]);
   return out + "]";
+}
+
+at::Scalar scalar_for(const at::Tensor& x, double value) {
+  const bool is_whole = std::trunc(value) == value && std::abs(value) <= 0x1p53;
+  if (x.is_floating_point() || !is_whole) return value;
+  return static_cast<int64_t>(value);
 }
 
 at::Tensor at_least_float32(const at::Tensor& t) {

@@ -36,6 +36,10 @@ at::ScalarType dtype_of(Element type);
 /// tensor without dimensions accepts 0 and -1.
 int64_t wrap_dim(int64_t dim, int64_t ndim);
 
+/// Returns the operand `value` of an op on x. As in PyTorch, a whole number is an integer if x has
+/// an integer dtype or bool, so that the result is an integer.
+at::Scalar scalar_for(const at::Tensor& x, double value);
+
 /// Returns t converted to float32, or t itself if t is float64 or undefined.
 at::Tensor at_least_float32(const at::Tensor& t);
 

@@ -25,17 +25,18 @@ struct OptimConfig {
   LATHE_FIELD(std::string, kind, "adamw", "Optimizer.", one_of(optimizer_names()).fixed())
   LATHE_FIELD(double, lr, 1e-3, "Peak learning rate of the schedule.", at_least(0))
   LATHE_FIELD(double, beta1, 0.9,
-              "adam, adamw, their 8-bit forms, nadam, lamb, muon (its adamw part): decay rate of "
-              "the mean of the gradients. lion: weight of the mean of the gradients in an update.",
-              below(0, 1))
+              "decay rate of the mean of the gradients; in lion, the weight of this mean in an "
+              "update; in muon, for its adamw part.",
+              below(0, 1).of({"adam", "adamw", "adam8bit", "adamw8bit", "nadam", "lamb", "muon",
+                              "lion"}))
   LATHE_FIELD(double, beta2, 0.95,
-              "adam, adamw, their 8-bit forms, nadam, lamb, muon (its adamw part): decay rate of "
-              "the mean of the squared gradients. lion: decay rate of the mean of the gradients.",
-              below(0, 1))
-  LATHE_FIELD(double, eps, 1e-8,
-              "adam, adamw, their 8-bit forms, nadam, lamb, muon (its adamw part), rmsprop, "
-              "adagrad: term added to the denominator.",
-              at_least(0))
+              "decay rate of the mean of the squared gradients; in lion, of the mean of the "
+              "gradients; in muon, for its adamw part.",
+              below(0, 1).of({"adam", "adamw", "adam8bit", "adamw8bit", "nadam", "lamb", "muon",
+                              "lion"}))
+  LATHE_FIELD(double, eps, 1e-8, "term added to the denominator.",
+              at_least(0).of({"adam", "adamw", "adam8bit", "adamw8bit", "nadam", "lamb", "muon",
+                              "rmsprop", "adagrad"}))
   LATHE_FIELD(bool, amsgrad, false,
               "divide by the largest mean of the squared gradients so far (AMSGrad).",
               anything().fixed().of({"adam", "adamw"}))
@@ -110,7 +111,8 @@ struct OptimConfig {
   LATHE_FIELD(ConfigTables, groups, ConfigTables(),
               "Parameter groups. Each [[optim.groups]] has match, a pattern of parameter paths in "
               "which * stands for any characters, and lr_scale (a factor on the learning rate), "
-              "weight_decay, or both. The first group that matches a parameter applies.",
+              "weight_decay, or both. The first group that matches a parameter applies. A group "
+              "with match alone excludes parameters from the groups that follow.",
               anything())
 };
 

@@ -106,7 +106,7 @@ void sum_rounding_counts(const at::Tensor& control, const StepOptions& options) 
 
 void Optimizer::set_updates(int64_t n) {
   StepControl control{.updates = n};
-  control.mu_product = control_.get().mu_product;
+  if (n > 0) control.mu_product = control_.get().mu_product;
   control_.set(control);
 }
 

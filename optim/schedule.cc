@@ -30,7 +30,9 @@ struct ScheduleKind {
 };
 
 double wsd(const Place& p) {
-  const double from = std::max(p.warmup, std::floor(p.steps * (1 - p.config.decay_share)));
+  // The addend makes up for the rounding of a share such as 0.8, which is not exact in binary.
+  const double steady = p.steps * (1 - p.config.decay_share) + 1e-12 * p.steps;
+  const double from = std::max(p.warmup, std::floor(steady));
   return linear(p.lr, p.min_lr, p.progress(from, p.steps));
 }
 

@@ -16,6 +16,7 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/math.h"
+#include "core/blocks.h"
 
 namespace lathe {
 namespace {
@@ -25,12 +26,17 @@ struct Softplus {
       .name = "softplus", .amp = Amp::fp32, .each = {4, 5}, .elementwise = true};
   double beta, threshold;
   Saved x = Saved::input(0);
-  at::Tensor forward(const at::Tensor& x_) { return at::softplus(x = x_, beta, threshold); }
+  at::Tensor forward(const at::Tensor& x_) {
+    return in_blocks([&](at::TensorList t) { return at::softplus(t[0], beta, threshold); },
+                     {x = x_});
+  }
   // dx = dy where beta x > threshold, dy * sigmoid(beta x) elsewhere
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {at::softplus_backward(dy, x.data(), beta, threshold)};
+      return {in_blocks(
+          [&](at::TensorList t) { return at::softplus_backward(t[0], t[1], beta, threshold); },
+          {dy, x.data()})};
     return {where((x.data() * beta).gt(threshold), dy, dy * sigmoid(x.as<T>() * beta))};
   }
 };
@@ -39,9 +45,13 @@ struct LogSigmoid {
   static constexpr OpInfo info{
       .name = "logsigmoid", .amp = Amp::fp32, .each = {4, 5}, .elementwise = true};
   Saved x = Saved::input(0);
-  at::Tensor forward(const at::Tensor& x_) { return at::log_sigmoid(x = x_); }
+  at::Tensor forward(const at::Tensor& x_) {
+    return in_blocks([](at::TensorList t) { return at::log_sigmoid(t[0]); }, {x = x_});
+  }
   // dx = dy * sigmoid(-x)
-  Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * sigmoid(-x.data())}; }
+  Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
+    return {dy * in_blocks([](at::TensorList t) { return t[0].neg().sigmoid_(); }, {x.data()})};
+  }
   // The second derivative is -s (1 - s) with s = sigmoid(-x). When s is near 1, 1 - s loses
   // precision. For x < 0, s is therefore computed as 1 - sigmoid(x).
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
@@ -55,12 +65,18 @@ struct Elu {
   static constexpr OpInfo info{.name = "elu", .each = {3, 3}, .elementwise = true};
   double alpha;
   Saved x = Saved::input(0);
-  at::Tensor forward(const at::Tensor& x_) { return at::elu(x = x_, alpha); }
+  at::Tensor forward(const at::Tensor& x_) {
+    return in_blocks([&](at::TensorList t) { return at::elu(t[0], alpha); }, {x = x_});
+  }
   // dx = dy above 0, dy * alpha e^x below
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {at::elu_backward(dy, alpha, 1, 1, /*is_result=*/false, x.data())};
+      return {in_blocks(
+          [&](at::TensorList t) {
+            return at::elu_backward(t[0], alpha, 1, 1, /*is_result=*/false, t[1]);
+          },
+          {dy, x.data()})};
     // At 0 the derivative is alpha and, as in PyTorch, the second derivative is 0.
     const at::Tensor above = x.data().gt(0), outside = x.data().ge(0);
     return {where(above, dy, dy * exp(masked_fill(x.as<T>(), outside, 0)) * alpha)};
@@ -103,11 +119,15 @@ struct Hardswish {
 struct Mish {
   static constexpr OpInfo info{.name = "mish", .each = {8, 12}, .elementwise = true};
   Saved x = Saved::input(0);
-  at::Tensor forward(const at::Tensor& x_) { return at::mish(x = x_); }
+  at::Tensor forward(const at::Tensor& x_) {
+    return in_blocks([](at::TensorList t) { return at::mish(t[0]); }, {x = x_});
+  }
   // t = tanh(softplus(x)):  dx = dy * (t + x * sigmoid(x) * (1 - t^2))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    if constexpr (std::same_as<T, at::Tensor>) return {at::mish_backward(dy, x.data())};
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {in_blocks([](at::TensorList t) { return at::mish_backward(t[0], t[1]); },
+                        {dy, x.data()})};
     const T v = x.as<T>(), t = tanh(softplus(v));
     return {dy * (t + v * sigmoid(v) * (1.0 - t * t))};
   }

@@ -20,6 +20,7 @@
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/plain.h"
+#include "autograd/saved_packer.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernels/attention.h"
@@ -41,6 +42,11 @@ struct Attention {
   enum class Kernel { own, cpu_flash, gpu, composed };
 
   Kernel kernel = Kernel::composed;
+
+  // Whether backward computes `out` and `lse` again instead of keeping them, because q, k and v are
+  // kept rounded. The exponentials of rounded scores need their own sum: with the exact one,
+  // probabilities would not add up to 1, and gradients could become arbitrarily large.
+  bool attends_again = false;
 
   Kernel choose() const {
     const at::Tensor& t = qkv.data();
@@ -114,6 +120,36 @@ struct Attention {
     return {.scale = scale(), .documents = {document_begins.data(), longest_document}};
   }
 
+  /// The results of a kernel. `out` is [B, T, C] from Kernel::own and [B, H, T, D] from the others.
+  struct Attended {
+    at::Tensor out, lse, seed{}, offset{};
+  };
+  /// Runs a kernel other than the composed form on `qkv`.
+  Attended attend() const {
+    const at::Tensor& packed = qkv.data();
+    if (kernel == Kernel::own) {
+      at::Tensor y =
+          at::empty({packed.size(0), packed.size(1), packed.size(2) / 3}, packed.options());
+      at::Tensor l =
+          at::empty({packed.size(0), heads, packed.size(1)}, packed.options().dtype(at::kFloat));
+      attention_forward(shape(), element_of(y.scalar_type()), rows_of(packed, 0),
+                        rows_of(packed, 1), rows_of(packed, 2), y.mutable_data_ptr(),
+                        l.mutable_data_ptr<float>());
+      // The kernel writes by pointer, which ATen does not notice.
+      bump_version(y);
+      return {y, l};
+    }
+
+    const at::Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
+    if (kernel == Kernel::cpu_flash) {
+      auto [y, l] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0,
+                                                                    /*is_causal=*/true);
+      return {y, l};
+    }
+    const GpuAttended a = gpu_attention(exchanged(q), exchanged(k), exchanged(v), gpu_options());
+    return {exchanged(a.out), a.lse, a.seed, a.offset};
+  }
+
   // P = softmax(mask(q k^T / sqrt(D))), y = P v
   at::Tensor forward(const at::Tensor& packed) {
     LATHE_CHECK(heads > 0, heads, " heads; at least one is needed");
@@ -124,50 +160,25 @@ struct Attention {
     if (packed.numel() == 0) return packed.slice(2, 0, packed.size(2) / 3).clone();
 
     kernel = choose();
-    if (kernel == Kernel::own) {
-      at::Tensor y =
-          at::empty({packed.size(0), packed.size(1), packed.size(2) / 3}, packed.options());
-      lse = at::empty({packed.size(0), heads, packed.size(1)}, packed.options().dtype(at::kFloat));
-      attention_forward(shape(), element_of(y.scalar_type()), rows_of(qkv.data(), 0),
-                        rows_of(qkv.data(), 1), rows_of(qkv.data(), 2), y.mutable_data_ptr(),
-                        lse.data().mutable_data_ptr<float>());
-      // The kernel writes by pointer, which ATen does not notice.
-      bump_version(y);
-      out = y;
-      return y;
+    if (kernel == Kernel::composed) {
+      const at::Tensor q = part(qkv.data(), 0), k = part(qkv.data(), 1), v = part(qkv.data(), 2);
+      // Low-precision inputs are widened first, so that scores and probabilities are float32 here
+      // as in the flash kernels.
+      const at::Tensor hidden = attention_mask(q.size(2), q.size(2), starts.data(), q.device());
+      const at::Tensor scores = wide(q).matmul(wide(k).transpose(-2, -1)) * scale();
+      lse = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
+      return joined(lse.data().matmul(wide(v)).to(packed.scalar_type()));
     }
 
-    const at::Tensor q = part(qkv.data(), 0), k = part(qkv.data(), 1), v = part(qkv.data(), 2);
-
-    switch (kernel) {
-      case Kernel::own: break;
-      case Kernel::cpu_flash: {
-        auto [y, l] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0,
-                                                                      /*is_causal=*/true);
-        out = y;
-        lse = l;
-        break;
-      }
-      case Kernel::gpu: {
-        const GpuAttended a =
-            gpu_attention(exchanged(q), exchanged(k), exchanged(v), gpu_options());
-        out = exchanged(a.out);
-        lse = a.lse;
-        seed = a.seed;
-        offset = a.offset;
-        break;
-      }
-      case Kernel::composed: {
-        // Low-precision inputs are widened first, so that scores and probabilities are float32 here
-        // as in the flash kernels.
-        const at::Tensor hidden = attention_mask(q.size(2), q.size(2), starts.data(), q.device());
-        const at::Tensor scores = wide(q).matmul(wide(k).transpose(-2, -1)) * scale();
-        lse = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
-        return joined(lse.data().matmul(wide(v)).to(packed.scalar_type()));
-      }
+    const Attended a = attend();
+    attends_again = saves_rounded();
+    if (!attends_again) {
+      out = a.out;
+      lse = a.lse;
+      seed = a.seed;
+      offset = a.offset;
     }
-
-    return joined(out.data());
+    return kernel == Kernel::own ? a.out : joined(a.out);
   }
   // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D)
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
@@ -175,12 +186,15 @@ struct Attention {
     at::Tensor d_packed = at::empty_like(packed);
     if (packed.numel() == 0) return {d_packed};
 
+    Attended a;
+    if (kernel != Kernel::composed)
+      a = attends_again ? attend() : Attended{out.data(), lse.data(), seed.data(), offset.data()};
     if (kernel == Kernel::own) {
       const at::Tensor d = dy.contiguous();
       attention_backward(shape(), element_of(d.scalar_type()), rows_of(packed, 0),
-                         rows_of(packed, 1), rows_of(packed, 2), out.data().const_data_ptr(),
-                         d.const_data_ptr(), lse.data().const_data_ptr<float>(),
-                         rows_of(d_packed, 0), rows_of(d_packed, 1), rows_of(d_packed, 2));
+                         rows_of(packed, 1), rows_of(packed, 2), a.out.const_data_ptr(),
+                         d.const_data_ptr(), a.lse.const_data_ptr<float>(), rows_of(d_packed, 0),
+                         rows_of(d_packed, 1), rows_of(d_packed, 2));
       bump_version(d_packed);
       return {d_packed};
     }
@@ -196,16 +210,14 @@ struct Attention {
       case Kernel::own: break;
       case Kernel::cpu_flash:
         std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-            d_out, q, k, v, out.data(), lse.data(), /*dropout_p=*/0.0, /*is_causal=*/true);
+            d_out, q, k, v, a.out, a.lse, /*dropout_p=*/0.0, /*is_causal=*/true);
         break;
       case Kernel::gpu: {
-        const GpuAttended a{.out = exchanged(out.data()),
-                            .lse = lse.data(),
-                            .seed = seed.data(),
-                            .offset = offset.data()};
+        const GpuAttended of_gpu{
+            .out = exchanged(a.out), .lse = a.lse, .seed = a.seed, .offset = a.offset};
         int64_t begin = 0;
         for (const auto& d : gpu_attention_backward(exchanged(d_out), exchanged(q), exchanged(k),
-                                                    exchanged(v), a, gpu_options())) {
+                                                    exchanged(v), of_gpu, gpu_options())) {
           const int64_t count = d[0].size(0);
           join(d_packed.narrow(0, begin, count), d);
           begin += count;

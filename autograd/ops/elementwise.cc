@@ -18,6 +18,7 @@
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/linear_gpu.h"
 #include "autograd/ops/small.h"
+#include "core/blocks.h"
 #include "core/device.h"
 #include "core/elementwise.h"
 
@@ -153,7 +154,10 @@ struct Pow {
   double exponent;
   Saved x = Saved::input(0);
   ChainForm chain() const { return {ChainOp::pow, exponent}; }
-  at::Tensor forward(const at::Tensor& x_) { return (x = x_).pow(exponent); }
+  at::Tensor forward(const at::Tensor& x_) {
+    return in_blocks([&](at::TensorList t) { return t[0].pow(scalar_for(t[0], exponent)); },
+                     {x = x_});
+  }
   // dx = dy * e * x^(e-1); zero for e = 0, even at x = 0
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
@@ -201,7 +205,9 @@ struct Sigmoid {
   static constexpr OpInfo info{.name = "sigmoid", .each = {4, 3}};
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::sigmoid}; }
-  at::Tensor forward(const at::Tensor& x) { return y = x.sigmoid(); }
+  at::Tensor forward(const at::Tensor& x) {
+    return y = in_blocks([](at::TensorList t) { return t[0].sigmoid(); }, {x});
+  }
   // dx = dy * y * (1 - y)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
@@ -341,7 +347,9 @@ Variable masked_fill(const Variable& x, const at::Tensor& mask, double value) {
 Variable gelu(const Variable& x, Gelu form) { return apply(GeluOp{.form = form}, x); }
 Variable cast(const Variable& x, at::ScalarType dtype) {
   require_defined("cast", {&x});
-  return x.dtype() == dtype ? x : apply(Cast{.to = dtype}, x);
+  if (x.dtype() == dtype) return x;
+  // Only floating-point values have gradients.
+  return apply(Cast{.to = dtype}, at::isFloatingType(dtype) ? x : x.detach());
 }
 
 }  // namespace lathe

@@ -18,6 +18,7 @@
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/plain.h"
 #include "autograd/ops/rotary.h"
+#include "autograd/saved_packer.h"
 #include "core/dtype.h"
 #include "core/kernels/attention.h"
 #include "core/mode.h"
@@ -76,6 +77,9 @@ struct GroupedAttention {
   Needs<3> needs{};
   Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{},
         seed{}, offset{};
+  // Whether backward computes `out` and `lse` again instead of keeping them, because q, k and v are
+  // kept rounded (see Attention).
+  bool attends_again = false;
 
   static AttentionShape shape(at::IntArrayRef query, at::IntArrayRef key, int64_t heads,
                               int64_t kv_heads) {
@@ -110,29 +114,34 @@ struct GroupedAttention {
     q = readable(query);
     k = readable(key);
     v = readable(value);
-    if (query.is_cuda()) return forward_on_gpu();
     const bool records = needs[0] || needs[1] || needs[2];
-    at::Tensor y = at::empty(query.sizes(), query.options());
-    if (records) lse = at::empty({y.size(0), heads, y.size(1)}, y.options().dtype(at::kFloat));
-    attention_forward(shape(), element_of(y.scalar_type()), rows_of(q.data()), rows_of(k.data()),
-                      rows_of(v.data()), y.mutable_data_ptr(),
-                      records ? lse.data().mutable_data_ptr<float>() : nullptr);
-    bump_version(y);
-    if (records) out = y;
-    return y;
+    const GpuAttended a = attend(records);
+    attends_again = saves_rounded();
+    if (records && !attends_again) {
+      out = a.out;
+      lse = a.lse;
+      seed = a.seed;
+      offset = a.offset;
+    }
+    return a.out;
   }
   // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)) cap', dq = dS k scale, dk = dS^T q scale;
   // dk and dv are summed over a group; dq and dk are rotated back
   Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
     const at::Tensor dy = dy_.contiguous();
-    if (dy.is_cuda()) return backward_on_gpu(dy);
+    const GpuAttended a = attends_again ? attend(/*records=*/true)
+                                        : GpuAttended{.out = out.data(),
+                                                      .lse = lse.data(),
+                                                      .seed = seed.data(),
+                                                      .offset = offset.data()};
+    if (dy.is_cuda()) return backward_on_gpu(dy, a);
     const auto empty_for = [&](const at::Tensor& t) {  // [B, T or S, H D]
       return at::empty({t.size(0), t.size(1), q.data().size(2)}, t.options());
     };
     const at::Tensor dq = empty_for(q.data()), dk = empty_for(k.data()), dv = empty_for(v.data());
     attention_backward(shape(), element_of(dy.scalar_type()), rows_of(q.data()), rows_of(k.data()),
-                       rows_of(v.data()), out.data().const_data_ptr(), dy.const_data_ptr(),
-                       lse.data().const_data_ptr<float>(), rows_of(dq), rows_of(dk), rows_of(dv));
+                       rows_of(v.data()), a.out.const_data_ptr(), dy.const_data_ptr(),
+                       a.lse.const_data_ptr<float>(), rows_of(dq), rows_of(dk), rows_of(dv));
     for (const at::Tensor& t : {dq, dk, dv}) bump_version(t);
     return {dq, grouped(dk), grouped(dv)};
   }
@@ -179,21 +188,29 @@ struct GroupedAttention {
   static at::Tensor split(const at::Tensor& t, int64_t heads) {
     return t.unflatten(2, {heads, t.size(2) / heads});
   }
-  at::Tensor forward_on_gpu() {
-    const GpuAttended a = gpu_attention(split(q.data(), heads), split(k.data(), kv_heads),
-                                        split(v.data(), kv_heads), gpu_options());
-    lse = a.lse;
-    seed = a.seed;
-    offset = a.offset;
-    const at::Tensor y = a.out.flatten(2);
-    out = y;
-    return y;
+  /// Runs the kernel on q, k and v. `out` is [B, T, H D]. On a CPU, `lse` is undefined unless
+  /// `records` is true.
+  GpuAttended attend(bool records) const {
+    if (q.data().is_cuda()) {
+      GpuAttended a = gpu_attention(split(q.data(), heads), split(k.data(), kv_heads),
+                                    split(v.data(), kv_heads), gpu_options());
+      a.out = a.out.flatten(2);
+      return a;
+    }
+    GpuAttended a{.out = at::empty(q.data().sizes(), q.data().options()),
+                  .lse = {},
+                  .seed = {},
+                  .offset = {}};
+    const at::Tensor& y = a.out;
+    if (records) a.lse = at::empty({y.size(0), heads, y.size(1)}, y.options().dtype(at::kFloat));
+    attention_forward(shape(), element_of(y.scalar_type()), rows_of(q.data()), rows_of(k.data()),
+                      rows_of(v.data()), y.mutable_data_ptr(),
+                      records ? a.lse.mutable_data_ptr<float>() : nullptr);
+    bump_version(y);
+    return a;
   }
-  Grads<3> backward_on_gpu(const at::Tensor& dy) const {
-    const GpuAttended a{.out = split(out.data(), heads),
-                        .lse = lse.data(),
-                        .seed = seed.data(),
-                        .offset = offset.data()};
+  Grads<3> backward_on_gpu(const at::Tensor& dy, GpuAttended a) const {
+    a.out = split(a.out, heads);
     std::array<std::vector<at::Tensor>, 3> parts;
     for (const auto& d :
          gpu_attention_backward(split(dy, heads), split(q.data(), heads), split(k.data(), kv_heads),

@@ -10,6 +10,7 @@
 #include "autograd/ops/formula.h"
 #include "autograd/ops/math.h"
 #include "autograd/recompute.h"
+#include "core/blocks.h"
 #include "core/dtype.h"
 
 namespace lathe {
@@ -64,7 +65,10 @@ struct TanhInPlace {
 struct SigmoidInPlace {
   static constexpr OpInfo info{.name = "sigmoid_", .each = {4, 3}, .elementwise = true};
   Saved y = Saved::output();
-  at::Tensor forward(const at::Tensor& x) { return y = written(x).sigmoid_(); }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor in = written(x);
+    return y = in_blocks([](at::TensorList t) { return t[0].sigmoid(); }, {in}, in);
+  }
   // dx = dy * y * (1 - y)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {

@@ -51,14 +51,14 @@ struct SmoothL1 {
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
     return at::smooth_l1_loss(a = a_, b = b_, /*reduction=*/0, beta);
   }
-  // da = dy * clamp((a - b) / beta, -1, 1), db = -da
+  // da = dy * (a - b) / beta where |a - b| < beta, dy * sign(a - b) elsewhere, db = -da
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
     const T da = [&]() -> T {
       if constexpr (std::same_as<T, at::Tensor>)
         return at::smooth_l1_loss_backward(dy, a.data(), b.data(), /*reduction=*/0, beta);
-      else
-        return dy * clamp((a.as<T>() - b.as<T>()) * (1 / beta), -1.0, 1.0);
+      const at::Tensor d = a.data() - b.data();
+      return dy * where(d.abs().lt(beta), (a.as<T>() - b.as<T>()) * (1 / beta), T(d.sign()));
     }();
     return {da, needs[1] ? -da : T()};
   }

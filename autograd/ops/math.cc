@@ -18,6 +18,7 @@
 #include <cmath>
 
 #include "autograd/ops/formula.h"
+#include "core/blocks.h"
 #include "core/dtype.h"
 
 namespace lathe {
@@ -97,7 +98,9 @@ struct Rsqrt {
   static constexpr OpInfo info{.name = "rsqrt", .amp = Amp::fp32, .each = {2, 4}};
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::rsqrt}; }
-  at::Tensor forward(const at::Tensor& x) { return y = x.rsqrt(); }
+  at::Tensor forward(const at::Tensor& x) {
+    return y = in_blocks([](at::TensorList t) { return t[0].rsqrt(); }, {x});
+  }
   // dx = -dy * y^3 / 2
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
@@ -134,8 +137,8 @@ struct Xlogy {
   }
 };
 
-std::optional<at::Scalar> scalar(std::optional<double> value) {
-  return value ? std::optional(at::Scalar(*value)) : std::nullopt;
+std::optional<at::Scalar> bound_for(const at::Tensor& x, std::optional<double> value) {
+  return value ? std::optional(scalar_for(x, *value)) : std::nullopt;
 }
 
 struct Clamp {
@@ -144,7 +147,7 @@ struct Clamp {
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
     LATHE_CHECK(min || max, "needs a lower or an upper bound");
-    return at::clamp(x = x_, scalar(min), scalar(max));
+    return at::clamp(x = x_, bound_for(x_, min), bound_for(x_, max));
   }
   // dx = dy where min <= x <= max
   template <class T>
@@ -230,10 +233,12 @@ Variable like(const Variable& x, double value) {
   const at::Device device = mode().chain != nullptr ? at::Device(at::kCPU) : x.data().device();
   at::TensorOptions options = x.data().options().device(device);
   // As in PyTorch, an integer x and a number that is not whole, or not finite, give floating-point
-  // results.
-  const bool is_whole = std::isfinite(value) && value == std::floor(value);
+  // results, and a bool x and a whole number give integers.
+  const bool is_whole = scalar_for(x.data(), value).isIntegral(/*includeBool=*/false);
   if (c10::isIntegralType(x.dtype(), /*includeBool=*/true) && !is_whole)
     options = options.dtype(at::kFloat);
+  else if (x.dtype() == at::kBool)
+    options = options.dtype(at::kLong);
   return Variable(at::full({}, value, options));
 }
 

@@ -23,6 +23,8 @@ void check_cell(const at::Tensor& gates, int64_t number, const at::Tensor& state
   LATHE_CHECK(gates.dim() == 2 && state.dim() == 2 && gates.size(0) == state.size(0) &&
                   gates.size(1) == number * state.size(1),
               "needs gates [B, ", number, " H] and a state [B, H]");
+  LATHE_CHECK(gates.is_floating_point() && state.is_floating_point(),
+              "needs floating-point gates and a floating-point state");
 }
 
 struct LstmCell {

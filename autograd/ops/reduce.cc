@@ -26,7 +26,9 @@ struct Sum {
   at::Tensor forward(const at::Tensor& x) {
     sizes = dims_of(x.sizes());
     dims = wrapped(at::OptionalIntArrayRef(dims), x.dim());
-    return x.dim() == 0 ? x.clone() : fixed_sum(x, dims, keepdim);
+    if (x.dim() > 0) return fixed_sum(x, dims, keepdim);
+    return x.is_floating_point() ? x.clone()
+                                 : x.to(at::kLong, /*non_blocking=*/false, /*copy=*/true);
   }
   /// Returns whether the op reduces only the last of `ndim` dims.
   bool is_of_rows(int64_t ndim) const { return dims.size() == 1 && dims[0] == ndim - 1; }

@@ -83,6 +83,8 @@ at::Tensor checked_rope_table(const at::Tensor& rope_table, const Variable& x) {
 
 Variable rotate(const Variable& x, const at::Tensor& rope_table) {
   require_defined("rotate", {&x});
+  LATHE_CHECK(x.data().is_floating_point(), "rotate(", describe(x.data()),
+              "): x must have a floating-point dtype");
   return apply(Rotate{checked_rope_table(rope_table, x), false}, x);
 }
 

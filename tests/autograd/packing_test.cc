@@ -179,6 +179,43 @@ TEST_CASE("ops that divide by or compare their saved tensors have exact gradient
   }
 }
 
+TEST_CASE("gradients of attention are those of the rounded queries, keys and values", "[packing]") {
+  // Scores of several hundred: the exponential of a score with a rounding error, divided by the sum
+  // of the exact exponentials, can be far above 1.
+  torch::manual_seed(10);
+  const at::Tensor x = torch::randn({2, 24, 3 * 128}) * 8, dy = torch::randn({2, 24, 128});
+  const auto part = [](const Variable& v, int64_t i) {
+    return slice(v, 2, 128 * i, 128 * (i + 1));
+  };
+  using Function = std::function<Variable(const Variable&)>;
+  const std::vector<std::pair<std::string, Function>> functions{
+      {"one packed input", [](const Variable& v) { return attention(v, 2); }},
+      {"three inputs",
+       [&](const Variable& v) {
+         // The results of ops are packed, but not their views.
+         return attention(part(v, 0) * 1.0, part(v, 1) * 1.0, part(v, 2) * 1.0, 2, 2);
+       }},
+  };
+
+  install_allocator();
+  const MemoryScope scope(Memory::activations);
+  const auto gradient = [&](const Function& f, const at::Tensor& value,
+                            std::optional<Packing> packing) {
+    std::optional<PackSaved> guard;
+    if (packing) guard.emplace(*packing);
+    const Variable p = Variable::parameter(value.clone());
+    return grad(f(p * 1.0), {p}, Variable(dy))[0].data();
+  };
+  for (const auto& [name, f] : functions) {
+    INFO(name);
+    const at::Tensor low = x.to(at::kBFloat16).to(at::kFloat);
+    CHECK(gradient(f, x, Packing::bf16).equal(gradient(f, low, std::nullopt)));
+    const int64_t row = name == "three inputs" ? 128 : 3 * 128;
+    const at::Tensor lowest = rounded_e4m3(x.reshape({-1, row})).view(x.sizes());
+    CHECK(gradient(f, x, Packing::fp8).equal(gradient(f, lowest, std::nullopt)));
+  }
+}
+
 TEST_CASE("packed gradients are finite where the exact gradients are", "[packing]") {
   torch::manual_seed(9);
   // Most probabilities of a row are 0 in fp8.

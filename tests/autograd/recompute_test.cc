@@ -137,6 +137,15 @@ TEST_CASE("recomputation refuses a function that does not repeat its ops, and ch
   CHECK_THAT(
       refusal([&](const Variable& v) { return sum(exp(slice(v, 0, 0, calls++ == 0 ? 3 : 4))); }),
       ContainsSubstring("recompute: slice") && ContainsSubstring("shapes"));
+  // The documents of attention exist in the first run only.
+  const Variable qkv = Variable::parameter(torch::randn({1, 4, 6}));
+  const at::Tensor starts = torch::tensor({0, 0, 2, 2}).view({1, 4});
+  int runs = 0;
+  const Variable attended = recompute(
+      [&](const Variable& v) { return attention(v, 1, runs++ == 0 ? starts : at::Tensor()); }, qkv);
+  CHECK_THAT(error_of([&] { backward(sum(attended)); }),
+             ContainsSubstring("recompute: ") && ContainsSubstring("SeparateDocuments"));
+
   const Variable y = recompute([w](const Variable& v) { return v * w; }, x);
   w.data().add_(1);
   CHECK_THAT(error_of([&] { backward(sum(y)); }), ContainsSubstring("recompute: mul: ") &&

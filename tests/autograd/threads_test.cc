@@ -92,12 +92,9 @@ Variables random(const std::vector<std::vector<int64_t>>& shapes, at::ScalarType
 bool depends_on_thread_count(const std::string& op) { return op.starts_with("conv"); }
 
 /// Returns whether an op calls a function of ATen whose results for large tensors depend on the
-/// number of threads (docs/internals/randomness.md). No built-in kind of model uses these ops on
-/// large tensors.
+/// number of threads (docs/internals/randomness.md). No built-in kind of model uses this op.
 bool depends_on_thread_count_if_large(const OpCase& row) {
-  static const std::set<std::string> ops{"elu",   "logsigmoid", "mish",     "pow",
-                                         "rsqrt", "sigmoid",    "sigmoid_", "softplus"};
-  return ops.contains(row.op) || (row.op == "softmax" && row.label == "first dim");
+  return row.op == "softmax" && row.label == "first dim";
 }
 
 TEST_CASE("every op but convolutions is bitwise equal on any number of threads", "[threads]") {

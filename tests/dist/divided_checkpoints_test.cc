@@ -134,6 +134,15 @@ TEST_CASE("adapters train on a base that several processes wrote", "[divided_che
   check_same_tensors(f / "runs/on_base", f / "runs/on_whole", "step-00000006");
   CHECK(lathe_in(f, {"eval", "runs/on_base"}).code == 0);
 
+  // Several processes can also start from such weights.
+  for (const char* base : {"base", "whole"}) {
+    const Finished done = train_on(f, 2, "kind.toml", str("from_", base),
+                                   with_keys(divided_keys, {str("--train.init_from=runs/", base)}));
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+  }
+  check_same_tensors(f / "runs/from_base", f / "runs/from_whole", "step-00000006");
+
   // The base is recognized by the checksums of all of its files.
   const fs::path state = f / "runs/on_base/checkpoints/step-00000006/state.json";
   const Json json = Json::parse(slurp(state));

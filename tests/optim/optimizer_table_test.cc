@@ -427,6 +427,8 @@ TEST_CASE("set_updates() keeps NAdam's product of momenta", "[optimizer_table]")
   optimizer.set_updates(3);
   CHECK(optimizer.control().mu_product == product);
   CHECK(optimizer.control().updates == 3);
+  optimizer.set_updates(0);  // as in a new optimizer
+  CHECK(optimizer.control().mu_product == 1);
 }
 
 TEST_CASE("8-bit levels are sorted and distinct, and have the expected extremes",

@@ -283,6 +283,22 @@ TEST_CASE("constant, linear, cosine and wsd schedules agree with their formulas"
   CHECK(learning_rate(c, 1, 0, 1) == 1);
 }
 
+TEST_CASE("wsd decays exactly in the last decay_share of the steps", "[optimizers_and_schedules]") {
+  ScheduleConfig c;
+  c.kind = "wsd";
+  c.warmup_steps = 0;
+  c.min_lr = 0;
+  for (int tenths = 1; tenths <= 9; ++tenths) {
+    for (const int64_t steps : {10, 90, 170, 1000, 123450, 300000000}) {
+      CAPTURE(tenths, steps);
+      c.decay_share = tenths / 10.0;
+      const int64_t first = steps - steps / 10 * tenths;  // exact in integers
+      CHECK(learning_rate(c, 1, first, steps) == 1);
+      CHECK(learning_rate(c, 1, first + 1, steps) < 1);
+    }
+  }
+}
+
 TEST_CASE("other schedules agree with their formulas at every step", "[optimizers_and_schedules]") {
   constexpr int64_t steps = 300, warmup = 20;
   constexpr double lr = 0.3, least = 0.02, pi = std::numbers::pi;

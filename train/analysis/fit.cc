@@ -245,7 +245,7 @@ LoadedConfig load_with(const std::string& path, const Overrides& given, const Ov
     return std::ranges::find(more, key.first, &Overrides::value_type::first) != more.end();
   });
   all.insert(all.end(), more.begin(), more.end());
-  return resolve_sources(load_config(path, all));
+  return resolve_sources(as_new_run(load_config(path, all)));
 }
 
 namespace {

@@ -9,7 +9,7 @@ namespace lathe {
 
 RunData open_for_benchmark(LoadedConfig loaded) {
   loaded.config.train.eval_interval = 0;
-  return RunData::open(apply_memory_budget(resolve_sources(std::move(loaded))).loaded);
+  return RunData::open(apply_memory_budget(resolve_sources(as_new_run(std::move(loaded)))).loaded);
 }
 
 }  // namespace lathe

@@ -201,9 +201,9 @@ Flags with_load_flags(Flags flags) {
 void check_field_is_used(const Arguments& arguments, const DocumentSource& source) {
   const auto has_lines = [&](const std::string& file) { return is_jsonl(source, file); };
   if (!arguments.flags.contains("field") || std::ranges::any_of(source.files, has_lines)) return;
-  fail(Exit::usage,
-       "command line: --field is for JSON Lines, but no file is read as JSON Lines; give --format "
-       "jsonl if the files are JSON Lines");
+  fail(Exit::usage, "command line: --field is for JSON Lines, but no file is read as JSON Lines; ",
+       arguments.command == "eval" ? "leave it out, or name the file .jsonl"
+                                   : "give --format jsonl if the files are JSON Lines");
 }
 
 }  // namespace lathe

@@ -355,7 +355,7 @@ BudgetedConfig without_budget(LoadedConfig loaded) {
 }
 
 Exit run_plan(const Arguments& a) {
-  const LoadedConfig resolved = resolve_sources(load_config_argument(a));
+  const LoadedConfig resolved = resolve_sources(as_new_run(load_config_argument(a)));
 
   const bool json = a.is_true("json");
   const std::string fit = a.get("fit", ""), gpus = a.get("for", "");

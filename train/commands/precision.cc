@@ -158,6 +158,7 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   const AtenKernelsOnly the_same_nodes_in_both_dtypes;
   const RunConfig& c = loaded.config;
   const auto data = open_data(c.data);
+  if (loaded.state.encoding) data->normalize_as(*loaded.state.encoding);
   const Task& of_table = task_of({.config = c, .origins = {}}, data->facts());
   const RunTask run_task = make_run_task(loaded, of_table, data->facts());
   const Task& task = run_task.own ? *run_task.own : of_table;

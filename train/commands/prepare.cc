@@ -145,6 +145,10 @@ Exit prepare_plain(const Arguments& arguments, const std::string& tokenizer, boo
   o.binary = binary;
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
+  if (arguments.flags.contains("workers"))
+    fail(Exit::usage,
+         "command line: --workers has no effect on files of text that are not divided "
+         "into documents; leave it out");
   o.stop = [] { return stop_signal() != 0; };
   prepare(o);
   return Exit::done;
@@ -170,6 +174,22 @@ void check_not_compressed_table(const fs::path& file) {
     fail(Exit::usage, "command line: ", file.string(), " is a compressed table; decompress it");
 }
 
+/// Throws Exit::usage if a path is a table or an array, or a folder that holds nothing else.
+/// Without
+/// --format, these would be prepared as text.
+void check_not_examples(const Arguments& arguments, const std::vector<std::string>& paths) {
+  if (arguments.flags.contains("format")) return;
+  for (const std::string& path : paths) {
+    if (path == "-") continue;  // standard input
+    const std::vector<fs::path> files = expand_inputs({path});
+    if (files.empty() || !std::ranges::all_of(files, is_example_file)) continue;
+    fail(Exit::usage, "command line: ", path, " holds examples (", files[0].filename().string(),
+         "), not text; give the files of tables and arrays by name and alone, or prepare them as "
+         "text "
+         "with --format text");
+  }
+}
+
 Exit prepare_words(const Arguments& arguments) {
   if (arguments.is_true("binary")) return prepare_binary(arguments);
   for (const std::string& file : arguments.positionals) {
@@ -179,6 +199,7 @@ Exit prepare_words(const Arguments& arguments) {
   if (arguments.get("format", "") == "images") return prepare_images(arguments, text_flags());
   if (is_example_file(arguments.positionals[0])) return prepare_tables(arguments, text_flags());
   refuse_flags(arguments, table_flag_names(), "tables and arrays");
+  check_not_examples(arguments, arguments.positionals);
   const std::string tokenizer = arguments.get("tokenizer", "byte");
   const bool is_bpe = tokenizer != "byte" && tokenizer != "char";
   if (is_bpe && !fs::exists(tokenizer))
@@ -383,6 +404,7 @@ Exit prepare_mixture(const Arguments& arguments) {
            " holds examples");
     }
   }
+  check_not_examples(arguments, paths);
   check_mixture(parts, "command line: --source", Exit::usage);
   Arguments together = arguments;
   together.positionals = paths;
@@ -458,8 +480,10 @@ Command prepare_command() {
             "Split a text into documents at this string, such as <|endoftext|>, or the lines of a "
             "table into columns at one of , ; | and tab. By default, a text is one document, and "
             "the name or first line of a table determines its separator."},
-           {"dedup", "Drop documents that are byte for byte equal to an earlier one."},
-           {"dedup-lines", "Drop lines of documents that occurred before in any document."},
+           {"dedup",
+            "Drop documents that are byte for byte equal to an earlier one, of the same source."},
+           {"dedup-lines",
+            "Drop lines of documents that occurred before in any document of the same source."},
            {"invalid",
             "Either refuse documents with bytes that are not UTF-8, or repair them. Default: "
             "refuse.",

@@ -116,8 +116,12 @@ Distance distance(const Series& a, const Series& b) {
 }
 
 /// Curves that are bitwise equal in two runs if both runs computed the same.
-const std::vector<std::string> exact{"loss",    "lr",         "grad_norm", "tokens",
-                                     "samples", "loss_scale", "val_loss"};
+const std::vector<std::string> exact{"loss", "lr", "grad_norm", "tokens", "samples", "loss_scale"};
+
+/// Returns whether a curve holds results of evaluations, which are equal under the same conditions.
+bool is_metric(const std::string& name) {
+  return name.starts_with("val_") || name.starts_with("accuracy") || name == "mse" || name == "mae";
+}
 
 /// The differences between two runs: in their keys, and in the curves that both of them have.
 struct Comparison {
@@ -143,11 +147,10 @@ Comparison compared(const Curves& a, const Curves& b) {
 
   for (const auto& [name, series] : a.series) {
     const Series* other = b.find(name);
-    const bool is_exact = std::find(exact.begin(), exact.end(), name) != exact.end();
+    const bool is_exact =
+        is_metric(name) || std::find(exact.begin(), exact.end(), name) != exact.end();
     // Curves of time and speed differ between any two runs, so they are not compared.
-    if (other == nullptr ||
-        !(is_exact || name.starts_with("val_") || name == "accuracy" || name == "mse"))
-      continue;
+    if (other == nullptr || !is_exact) continue;
 
     const Distance d = distance(series, *other);
     if (name == "loss") c.common = d.steps;

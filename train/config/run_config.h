@@ -299,6 +299,7 @@ struct LoadedConfig {
   RunConfig config;
   Origins origins;
   std::string path{};            ///< path of the config file, as given
+  bool is_new_run = false;       ///< whether the checkpoints of train.out_dir are ignored
   std::filesystem::path base{};  ///< the checkpoint that adapters.base names, once
                                  ///< resolve_adapter_base has found it
   /// The checkpoint or Hugging Face folder that train.init_from names. resolve_init_from sets it,

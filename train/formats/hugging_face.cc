@@ -151,11 +151,6 @@ fs::path import_hugging_face(const ImportOptions& o) {
   return import_model(HuggingFaceFolder(o.folder, o.block_size, o.ignored_keys), o);
 }
 
-namespace {
-
-/// Writes tokenizer.json, tokenizer_config.json and the files of the tokenizer's other settings.
-/// Also writes vocab.json and merges.txt if these can express the tokenizer. Adds the ids of
-/// special tokens to `config`, the contents of config.json.
 void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& config) {
   const BPEDefinition& d = tokenizer.bpe()->definition();
   const Json whole = bpe_to_json(d);
@@ -192,8 +187,6 @@ void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& c
   for (const Json& merge : whole["model"]["merges"]) merges += merge.get<std::string>() + "\n";
   write_file_durably(folder / "merges.txt", merges);
 }
-
-}  // namespace
 
 void export_hugging_face(const ExportOptions& o) {
   const ExportedModel m(o);

@@ -66,4 +66,10 @@ struct ExportOptions {
 /// Exit::busy if another process is writing `out`.
 void export_hugging_face(const ExportOptions& options);
 
+/// Writes tokenizer.json, tokenizer_config.json and the files of the tokenizer's other settings.
+/// Also writes vocab.json and merges.txt if these can express the tokenizer, which must be a BPE
+/// tokenizer. Adds the ids of special tokens to `config`, the contents of config.json, which must
+/// have n_positions or max_position_embeddings.
+void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& config);
+
 }  // namespace lathe

@@ -12,6 +12,7 @@
 #include "core/mode.h"
 #include "nn/layers.h"
 #include "train/formats/exported.h"
+#include "train/formats/hugging_face.h"
 #include "train/store/run_folder.h"
 #include "train/transforms/adapters.h"
 #include "train/transforms/frozen.h"
@@ -234,6 +235,12 @@ fs::path import_peft(const PeftImport& o) {
   RunState state;
   state.imported_from = o.folder.string();
   state.tokenizer = of_base.tokenizer;
+  if (state.tokenizer) {
+    // Programs that train adapters save the chat template of the training beside them.
+    TokenizerSettings settings = read_settings(o.folder);
+    settings.fill_from(of_base.tokenizer->settings());
+    state.tokenizer->set_settings(std::move(settings));
+  }
   state.sizes = of_base.sizes;
   state.base_hash = base_hash(base);
   state.config = config.schema().to_toml(&config, /*comments=*/false);
@@ -252,7 +259,8 @@ fs::path import_peft(const PeftImport& o) {
 
 void export_peft(const ExportOptions& o) {
   const fs::path checkpoint = find_checkpoint(o.run, o.checkpoint);
-  const RunConfig config = saved_config(read_state(checkpoint), checkpoint);
+  const RunState state = read_state(checkpoint);
+  const RunConfig config = saved_config(state, checkpoint);
   const AdaptersConfig& adapters = adapters_of(config);
   if (adapters.rank == 0)
     fail(Exit::usage, o.run.string(),
@@ -302,6 +310,10 @@ void export_peft(const ExportOptions& o) {
                   {"inference_mode", true},
                   {"target_modules", modules}};
   write_file_durably(out.path() / peft_config_file, json_text(json, 1) + "\n");
+  if (state.tokenizer && state.tokenizer->bpe() != nullptr) {
+    Json head{{"max_position_embeddings", model_context(config)}};
+    write_tokenizer(*state.tokenizer, out.path(), head);
+  }
   out.publish();
 }
 

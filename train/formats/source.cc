@@ -24,7 +24,9 @@ int64_t wanted_context(const LoadedConfig& loaded) {
 
 /// Returns the checkpoints, newest first, that a run may resume or branch from. If the run uses one
 /// of these checkpoints, the checkpoint's weights replace the weights of the source.
-std::vector<fs::path> own_checkpoints(const RunConfig& config) {
+std::vector<fs::path> own_checkpoints(const LoadedConfig& loaded) {
+  if (loaded.is_new_run) return {};
+  const RunConfig& config = loaded.config;
   auto there = list_checkpoints(config.train.out_dir);
   const std::string& resume = config.checkpoint.resume;
   if (!there.empty() || resume == "auto" || resume == "never") return there;
@@ -58,7 +60,7 @@ LoadedConfig resolve_init_from(LoadedConfig loaded) {
     return loaded;
   }
 
-  for (const fs::path& own : own_checkpoints(c)) {
+  for (const fs::path& own : own_checkpoints(loaded)) {
     if (const auto saved = readable_config(own))
       return adopt_model(std::move(loaded), saved->model, own.string());
   }
@@ -83,6 +85,13 @@ LoadedConfig resolve_init_from(LoadedConfig loaded) {
     fail(Exit::usage, at(), name,
          " holds adapters; merge them into their model first (`lathe merge`)");
   return adopt_model(std::move(loaded), from.model, "train.init_from");
+}
+
+LoadedConfig as_new_run(LoadedConfig loaded) {
+  std::error_code error;
+  const fs::path recorded = fs::path(loaded.config.train.out_dir) / "config.toml";
+  loaded.is_new_run = !fs::equivalent(loaded.path, recorded, error);
+  return loaded;
 }
 
 LoadedConfig resolve_sources(LoadedConfig loaded) {
@@ -135,7 +144,7 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data) {
   const RunConfig& c = loaded.config;
   const fs::path& source = loaded.source.empty() ? loaded.base : loaded.source;
   if (source.empty() || is_hugging_face(source) || !data.facts().encoding) return;
-  if (has_own_encoding(c)) return;
+  if (!loaded.is_new_run && has_own_encoding(c)) return;
   const RunState state = read_state(source);
   if (state.sizes.input.empty())
     return;  // the source is a model of tokens, which another check
@@ -172,7 +181,9 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data) {
 }
 
 std::string source_id(const LoadedConfig& loaded) {
-  return loaded.source.empty() ? "" : TensorFiles(loaded.source).content_id();
+  if (loaded.source.empty()) return "";
+  return is_hugging_face(loaded.source) ? TensorFiles(loaded.source).content_id()
+                                        : model_id(loaded.source);
 }
 
 void write_part(const NamedParameter& p, const WriteValues& write) {

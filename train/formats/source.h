@@ -17,6 +17,10 @@ namespace lathe {
 /// given key of [model] differs from the source's key or if the source has adapters, and
 /// Exit::checkpoint if the source can't be used.
 LoadedConfig resolve_init_from(LoadedConfig loaded);
+/// Makes the functions below start from the sources of weights, as a new run does, although
+/// train.out_dir may hold checkpoints. Does not change the config that a run has saved in its
+/// folder, since such a run may have lost its sources.
+LoadedConfig as_new_run(LoadedConfig loaded);
 /// Calls resolve_init_from() and resolve_adapter_base().
 LoadedConfig resolve_sources(LoadedConfig loaded);
 /// Makes `data` normalize its examples in the same way as the data on which the weights of the

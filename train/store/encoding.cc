@@ -20,7 +20,9 @@ ExampleEncoding encoding_of(const fs::path& run, const RunState& state, const Ru
     fail(Exit::data, dir,
          " does not record how its inputs were prepared; `lathe predict` and `lathe export` need "
          "data that `lathe prepare` made from tables, arrays or images");
-  if (encoding->input_sizes != state.sizes.input || encoding->outputs != state.sizes.outputs)
+  const bool fits =
+      encoding->input_sizes == state.sizes.input && encoding->outputs == state.sizes.outputs;
+  if (!fits || (!state.data_hash.empty() && !data->matches(state.data_hash)))
     fail(Exit::data, dir, " is not the data that ", run.string(),
          " was trained on; put the run's data back");
   return *encoding;

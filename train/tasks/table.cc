@@ -6,6 +6,7 @@
 #include "core/memory.h"
 #include "core/mode.h"
 #include "dist/world.h"
+#include "nn/module.h"
 #include "train/tasks/task.h"
 
 namespace lathe {
@@ -101,7 +102,16 @@ ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task
         " has no validation examples; prepare the data with a larger --val, set data.folds, or set "
         "train.eval_interval = 0");
   }
-  return task.sizes(facts);
+  const ModelSizes sizes = task.sizes(facts);
+  try {
+    const MetaInit guard;
+    find_model_kind(c.model.kind)->make(c.model.own, sizes);
+  } catch (const Error& e) {
+    if (e.code() != Exit::internal) throw;
+    fail(Exit::data, c.data.dir, " does not fit model.kind = \"", c.model.kind, "\": ", e.what(),
+         "; prepare the data with --shape, or use another kind, such as mlp");
+  }
+  return sizes;
 }
 
 std::optional<Batch> first_examples(const Data& data, at::Device device) {

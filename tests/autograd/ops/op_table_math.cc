@@ -59,37 +59,37 @@ void add_functions(std::vector<OpCase>& t) {
          Variable y = x * 2.0;
          return relu_(y);
        },
-       [](const at::Tensor& x) { return torch::relu(x * 2); }},
+       [](const at::Tensor& x) { return torch::relu(x * 2.0); }},
       {"leaky_relu_",
        [](const Variable& x) {
          Variable y = x * 2.0;
          return leaky_relu_(y, 0.2);
        },
-       [](const at::Tensor& x) { return torch::leaky_relu(x * 2, 0.2); }},
+       [](const at::Tensor& x) { return torch::leaky_relu(x * 2.0, 0.2); }},
       {"tanh_",
        [](const Variable& x) {
          Variable y = x * 2.0;
          return tanh_(y);
        },
-       [](const at::Tensor& x) { return torch::tanh(x * 2); }},
+       [](const at::Tensor& x) { return torch::tanh(x * 2.0); }},
       {"sigmoid_",
        [](const Variable& x) {
          Variable y = x * 2.0;
          return sigmoid_(y);
        },
-       [](const at::Tensor& x) { return torch::sigmoid(x * 2); }},
+       [](const at::Tensor& x) { return torch::sigmoid(x * 2.0); }},
       {"mul_",
        [](const Variable& x) {
          Variable y = x * 2.0;
          return mul_(y, -1.5);
        },
-       [](const at::Tensor& x) { return x * -3; }},
+       [](const at::Tensor& x) { return x * -3.0; }},
       {"masked_fill_",
        [](const Variable& x) {
          Variable y = x * 2.0;
          return masked_fill_(y, x.data().gt(0), 7);
        },
-       [](const at::Tensor& x) { return (x * 2).masked_fill(x.gt(0), 7); }}};
+       [](const at::Tensor& x) { return (x * 2.0).masked_fill(x.gt(0), 7); }}};
   for (const Unary& u : unary) {
     for (const Shape& s : shapes) {
       t.push_back({u.op,
@@ -152,13 +152,12 @@ void add_pairs(std::vector<OpCase>& t) {
          [=](T x) { return largest ? torch::maximum(x[0], x[1]) : torch::minimum(x[0], x[1]); }});
     t.back().differences = false;
   }
-  t.push_back({"where",
-               "numbers",
-               {a},
-               [](V v) { return where(v[0] > 0, v[0], 3) + where(v[0] > 1, -1, v[0]); },
-               [](T x) {
-                 return torch::where(x[0].gt(0), x[0], 3.0) + torch::where(x[0].gt(1), -1.0, x[0]);
-               }});
+  t.push_back(
+      {"where",
+       "numbers",
+       {a},
+       [](V v) { return where(v[0] > 0, v[0], 3) + where(v[0] > 1, -1, v[0]); },
+       [](T x) { return torch::where(x[0].gt(0), x[0], 3) + torch::where(x[0].gt(1), -1, x[0]); }});
   t.push_back({"clamp",
                "bounds that cross",
                {a, {{3}, -1, 1}, {{2, 1}, -1, 1}},
@@ -176,7 +175,7 @@ void add_pairs(std::vector<OpCase>& t) {
                  Variable y = v[0] * 2.0;
                  return add_(y, v[1]);
                },
-               [](T x) { return x[0] * 2 + x[1]; }});
+               [](T x) { return x[0] * 2.0 + x[1]; }});
 }
 
 void add_extremes(std::vector<OpCase>& t) {

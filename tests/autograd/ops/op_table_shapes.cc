@@ -104,7 +104,7 @@ void add_views(std::vector<OpCase>& t) {
   }
   add(
       "stack", "with itself", {2, 3}, [](X x) { return stack({x, x * 2.0}, -1); },
-      [](A x) { return torch::stack({x, x * 2}, -1); });
+      [](A x) { return torch::stack({x, x * 2.0}, -1); });
   add(
       "stack", "0-dim", {}, [](X x) { return stack({x, x, x}); },
       [](A x) { return torch::stack({x, x, x}); });

@@ -117,6 +117,19 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
              ContainsSubstring("different bits is 6"));
   CHECK(lathe_in(f, {"compare", "runs/a", "data"}).code == 2);
 
+  // Runs with the same losses may have other evaluations.
+  for (const std::string metric : {"mae", "mse", "accuracy", "val_loss_docs"}) {
+    for (const std::string run : {"x", "y"}) {
+      fs::create_directories(f / run);
+      write_file(f / run / "config.toml", "[train]\nsteps = 2\n");
+      write_file(f / run / "metrics.jsonl",
+                 str(R"({"step":1,"loss":2.5,"tokens":4,"time":1})", "\n", R"({"step":1,")", metric,
+                     "\":", run == "x" ? "0.5" : "0.25", "}\n"));
+    }
+    INFO(metric);
+    CHECK_THAT(lathe_in(f, {"compare", "x", "y"}).out, ContainsSubstring("different bits is 1"));
+  }
+
   const Finished watched = lathe_in(f, {"watch", "runs/a", "runs/other"});
   CHECK(watched.code == 0);
   CHECK_THAT(watched.out,

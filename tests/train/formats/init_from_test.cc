@@ -64,6 +64,17 @@ TEST_CASE("a run starts from another run's weights, and resumes without that run
     CHECK_THAT(lathe_in(f, words).err, ContainsSubstring("model.n_embd"));  // set by the source
   }
 
+  // They do so even if train.out_dir is the folder of a run, and train resumes this run.
+  const auto suggested = [&](const std::string& out) {
+    const Finished done = lathe_in(f, {"bench", "step", "tune.toml", "--train.init_from=a",
+                                       "--train.out_dir=" + out, "--skip=0"});
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    const std::string line = done.out.substr(done.out.rfind("\n{") + 1);
+    return parse_json(line, "bench", Exit::internal)["final_loss"].get<double>();
+  };
+  CHECK(suggested("b") == suggested("unused"));
+
   const auto refused = [&](const std::vector<std::string>& more, int code, const std::string& what,
                            const std::string& also) {
     const Finished done = tune("x", more);

@@ -527,6 +527,18 @@ TEST_CASE("predict refuses input that it can't use with a reason, and writes not
   CHECK(t.predict("flowers", "nowhere.csv").code == 3);
   CHECK(t.predict("nowhere", "new.csv").code == 4);
 
+  // A model of images can't learn from a table.
+  write_file(t.f / "kind.toml",
+             "[model]\nkind = \"convnet\"\n[data]\ndir = \"flowers\"\n[train]\nsteps = 2\n"
+             "batch_size = 16\neval_interval = 2\n");
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"train", "kind.toml"},
+                                                  {"plan", "kind.toml"},
+                                                  {"sweep", "kind.toml", "--optim.lr=1e-3,1e-2"}}) {
+    const Finished table = lathe_in(t.f, command);
+    CHECK(table.code == 3);
+    CHECK_THAT(table.err, ContainsSubstring("flowers") && ContainsSubstring("--shape"));
+  }
+
   // A language model is refused, because it generates text instead of predicting.
   make_tiny_run(t.f.path());
   t.make({"train", "tiny.toml", "--train.steps=1"});
@@ -575,6 +587,17 @@ TEST_CASE("predict reads arrays with or without an image shape, and checkpoints 
                                      {"xxh3", file_checksum(state)}};
   write_file(listed, json_text(manifest));
   CHECK(predicted("images/val_inputs.npy").out == whole.out);
+
+  // The folder may have other data by now.
+  REQUIRE(json.contains("data_hash"));
+  json["data_hash"] = "0123456789abcdef";
+  write_file(state, json_text(json));
+  manifest["files"]["state.json"] = {{"bytes", fs::file_size(state)},
+                                     {"xxh3", file_checksum(state)}};
+  write_file(listed, json_text(manifest));
+  const Finished other = predicted("images/val_inputs.npy");
+  CHECK(other.code == 3);
+  CHECK_THAT(other.err, ContainsSubstring("images is not the data"));
   fs::rename(f / "images", f / "moved");
   const Finished lost = predicted("moved/val_inputs.npy");
   CHECK(lost.code == 3);

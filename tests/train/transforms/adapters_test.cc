@@ -127,6 +127,37 @@ TEST_CASE(
   CHECK(std::fabs(loss({"eval", "averaged"}) - average) > 1e-4 * average);
 }
 
+TEST_CASE("adapters in PEFT's format keep the chat template of their training", "[adapters]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto ran = [&](const std::vector<std::string>& words) {
+    const Finished done = lathe_in(f, words);
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    return done.out;
+  };
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += str("line ", i, " of the text\n");
+  write_file(f / "lines.txt", text);
+  ran({"tokenizer", "train", "lines.txt", "--out", "bpe", "--vocab-size", "290"});
+  ran({"prepare", "lines.txt", "--tokenizer", "bpe", "--out", "lines"});
+  ran({"train", "tiny.toml", "--data.dir=lines", "--train.out_dir=base", "--train.steps=2"});
+  ran({"train", "tiny.toml", "--data.dir=lines", "--train.out_dir=tuned", "--adapters.rank=2",
+       "--adapters.base=base", "--train.steps=2"});
+  ran({"export", "tuned", "--format", "peft", "--out", "peft"});
+  CHECK(fs::exists(f / "peft/tokenizer_config.json"));
+
+  // Programs that train adapters write this file.
+  const std::string own = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}";
+  write_file(f / "peft/chat_template.jinja", own);
+  ran({"import", "peft", "--base", "base", "--out", "back"});
+  ran({"export", "back", "--format", "peft", "--out", "again"});
+  CHECK(slurp(f / "again/chat_template.jinja") == own);
+  ran({"merge", "back", "--out", "merged"});
+  ran({"export", "merged", "--out", "hf"});
+  CHECK(slurp(f / "hf/chat_template.jinja") == own);
+}
+
 TEST_CASE(
     "adapters are exported to PEFT's format and imported from it, and unsupported files are "
     "refused",

@@ -1,0 +1,22 @@
+// Declares in_blocks(), with which ATen's elementwise functions give the same bits on any number of
+// threads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+namespace lathe {
+
+/// An elementwise function of tensors of one shape. Its result has the shape and dtype of each
+/// input.
+using BlockFunction = std::function<at::Tensor(at::TensorList)>;
+
+/// Returns f(inputs). If the inputs are large float tensors on the CPU, f is called for blocks of a
+/// fixed number of elements, each on one thread. ATen itself gives each thread an equal part of a
+/// tensor. The last elements of a part do not fill a vector, and ATen computes them by another
+/// function, so the bits of its result depend on the number of threads. If `out` is defined, the
+/// result is written to `out`, which may be an input; otherwise to a new tensor.
+at::Tensor in_blocks(const BlockFunction& f, at::TensorList inputs, at::Tensor out = {});
+
+}  // namespace lathe
