@@ -290,7 +290,6 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
   const bool is_gelu = op == ChainOp::gelu || op == ChainOp::gelu_exact;
   // ATen divides a tensor with one element per row among threads differently than a chain does.
   if (is_gelu && one_per_row) detail::abandon_chain();
-  if (is_gelu && !gelu_splits_alike(c10::multiply_integers(sizes_))) detail::abandon_chain();
 
   const int a = operand(inputs[0]), b = inputs.size() > 1 ? operand(inputs[1]) : -1;
   check_operands(form, a, b, one_per_row);

@@ -11,8 +11,10 @@
 namespace lathe {
 namespace {
 
-// Up to this number of elements, ATen computes a tensor on one thread.
-constexpr int64_t block_elements = 32768;
+// Up to `most` elements, all of ATen's elementwise functions run on one thread. A block has fewer,
+// so that a last block with a single element can be joined to the block before. ATen's gelu() of a
+// tensor with one element may differ in bits from gelu() of the same element in a longer tensor.
+constexpr int64_t most = 16384, slack = 64, block_elements = most - slack;
 
 /// Returns whether the tensors are float tensors on the CPU with the dtype and shape of the first.
 bool can_be_divided(at::TensorList inputs) {
@@ -31,7 +33,7 @@ at::Tensor flat(const at::Tensor& t) { return t.as_strided({t.numel()}, {1}); }
 at::Tensor in_blocks(const BlockFunction& f, at::TensorList inputs, at::Tensor out) {
   const at::Tensor& first = inputs[0];
   const int64_t n = first.numel();
-  if (n <= block_elements || !can_be_divided(inputs) || is_dry_run()) {
+  if (n <= most || !can_be_divided(inputs) || is_dry_run()) {
     const at::Tensor y = f(inputs);
     return out.defined() ? out.copy_(y) : y;
   }
@@ -49,13 +51,14 @@ at::Tensor in_blocks(const BlockFunction& f, at::TensorList inputs, at::Tensor o
 
   const auto run = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t length = std::min(block_elements, n - i * block_elements);
+      const int64_t rest = n - i * block_elements;
+      const int64_t length = rest <= most ? rest : block_elements;
       std::vector<at::Tensor> part;
       for (const at::Tensor& t : from) part.push_back(t.narrow(0, i * block_elements, length));
       to.narrow(0, i * block_elements, length).copy_(f(part));
     }
   };
-  parallel_for(0, (n + block_elements - 1) / block_elements, 1, run);
+  parallel_for(0, (n - slack + block_elements - 1) / block_elements, 1, run);
   return out.defined() && !uses_out ? out.copy_(y) : y;
 }
 

@@ -177,7 +177,8 @@ struct Tanh {
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::tanh}; }
   at::Tensor forward(const at::Tensor& x) {
-    return y = has_elementwise(x) ? elementwise(ChainOp::own_tanh, x) : x.tanh();
+    return y = has_elementwise(x) ? elementwise(ChainOp::own_tanh, x)
+                                  : in_blocks([](at::TensorList t) { return t[0].tanh(); }, {x});
   }
   // dx = dy * (1 - y^2)
   template <class T>
@@ -237,14 +238,17 @@ struct Silu {
   ChainForm chain() const { return {ChainOp::silu}; }
   at::Tensor forward(const at::Tensor& x_) {
     x = x_;
-    return has_elementwise(x_) ? elementwise(ChainOp::own_silu, x_) : at::silu(x_);
+    return has_elementwise(x_) ? elementwise(ChainOp::own_silu, x_)
+                               : in_blocks([](at::TensorList t) { return at::silu(t[0]); }, {x_});
   }
   // s = sigmoid(x):  dx = dy * s * (1 + x * (1 - s))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {gradient_by_kernel(dy, x.data()) ? elementwise(ChainOp::own_silu_grad, dy, x.data())
-                                               : at::silu_backward(dy, x.data())};
+      return {gradient_by_kernel(dy, x.data())
+                  ? elementwise(ChainOp::own_silu_grad, dy, x.data())
+                  : in_blocks([](at::TensorList t) { return at::silu_backward(t[0], t[1]); },
+                              {dy, x.data()})};
     const T v = x.as<T>(), s = sigmoid(v);
     return {dy * s * (v - v * s + 1.0)};
   }
@@ -273,7 +277,8 @@ struct GeluOp {
   at::Tensor forward(const at::Tensor& x_) {
     x = x_;
     const bool by_kernel = form == Gelu::tanh && has_elementwise(x_);
-    return by_kernel ? elementwise(ChainOp::own_gelu, x_) : at::gelu(x_, approximate());
+    if (by_kernel) return elementwise(ChainOp::own_gelu, x_);
+    return in_blocks([&](at::TensorList t) { return at::gelu(t[0], approximate()); }, {x_});
   }
   // tanh:  y = x/2 (1 + t), t = tanh(k (x + c x^3))
   //   dx = dy * (1/2 (1 + t) + x/2 (1 - t^2) k (1 + 3 c x^2))
@@ -288,7 +293,11 @@ struct GeluOp {
         return {gpu_gelu_backward(x.data(), dy, /*sums=*/nullptr)};
       if (form == Gelu::tanh && gradient_by_kernel(dy, x.data()))
         return {elementwise(ChainOp::own_gelu_grad, dy, x.data())};
-      return {at::gelu_backward(dy, x.data().clamp(-30, 30), approximate())};
+      return {in_blocks(
+          [&](at::TensorList t) {
+            return at::gelu_backward(t[0], t[1].clamp(-30, 30), approximate());
+          },
+          {dy, x.data()})};
     }
 
     const at::Tensor far = x.data().abs().gt(30);

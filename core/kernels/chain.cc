@@ -512,7 +512,7 @@ void ChainRun::run_tile(Work& w, int64_t first, int64_t count) const {
 void Chain::run(std::span<const void* const> inputs, std::span<void* const> outputs,
                 int64_t n) const {
   const ChainPlan plan(*this);
-  const ChainTiles tiles = chain_tiles(columns_, plan.calls, plan.calls_per_row, n);
+  const ChainTiles tiles = chain_tiles(columns_, plan.calls, plan.calls_per_row);
   const ChainRun chain(*this, plan, tiles, inputs, outputs);
   const Scratch scratch(chain.scratch_bytes());
   const int64_t parts = divide_up(n, tiles.part),

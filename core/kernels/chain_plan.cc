@@ -85,46 +85,25 @@ int64_t rows_of_vectors(int64_t columns, bool calls, bool calls_per_row) {
   return calls ? full_vectors / std::gcd(columns, full_vectors) : 1;
 }
 
-/// Returns how many of n elements ATen gives to each thread.
-int64_t atens_share(int64_t n) {
-  return divide_up(n, std::min<int64_t>(at::get_num_threads(), divide_up(n, chain_grain)));
-}
-
 }  // namespace
 
-ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row, int64_t n) {
+ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row) {
   // Registers of 1024 elements stay in the L1 cache, and registers of 8192 elements in the L2
   // cache.
   constexpr int64_t block = 1024, block_of_calls = 8192;
   const int64_t about = calls ? block_of_calls : columns > 0 ? 4 * block : block;
   // The slack avoids a last tile of a single element. ATen's gelu() of a tensor with a single
   // element may differ in bits from gelu() of the same element at the end of a longer tensor.
-  if (columns == 0) return {.part = 1, .tile = about, .slack = full_vectors};
+  if (columns == 0) return {.part = calls ? full_vectors : 1, .tile = about, .slack = full_vectors};
 
   const int64_t unit = rows_of_vectors(columns, calls, calls_per_row) * columns;
-  // If the shares of ATen's threads consist of complete rows, divide the elements as ATen does.
-  // This does not apply to values with one element per row, which ATen computes in one share.
-  const bool is_atens_share = calls && !calls_per_row && n > 0 && atens_share(n) % columns == 0;
-  return {.part = is_atens_share ? 1 : unit, .tile = std::max(unit, about / unit * unit)};
+  return {.part = unit, .tile = std::max(unit, about / unit * unit)};
 }
 
 bool rows_split_alike(int64_t rows, int64_t columns, bool calls, bool calls_per_row) {
   constexpr int64_t largest_tile = 65536;
   if (rows_of_vectors(columns, calls, calls_per_row) * columns > largest_tile) return false;
-  if (calls_per_row && rows > chain_grain) return false;
-  if (!calls) return true;
-
-  const int64_t n = rows * columns, share = atens_share(n);
-  return share == n || share % full_vectors == 0 || (!calls_per_row && share % columns == 0);
-}
-
-bool gelu_splits_alike(int64_t n) {
-  constexpr int64_t one_share = 16384;  // ATen's gelu() computes up to this many elements on one
-                                        // thread
-  const int64_t threads = at::get_num_threads(),
-                of_chain = std::min(threads, divide_up(n, chain_grain));
-  if (n <= one_share || threads == of_chain) return true;
-  return divide_up(n, threads) % full_vectors == 0 && divide_up(n, of_chain) % full_vectors == 0;
+  return !calls_per_row || rows <= chain_grain;
 }
 
 ChainPlan::ChainPlan(const Chain& chain)

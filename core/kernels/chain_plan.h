@@ -71,9 +71,10 @@ constexpr bool runs_on_tile(ChainOp op) { return calls_aten(op) || needs_rows(op
 struct ChainTiles {
   int64_t part = 1, tile = 0, slack = 0;
 };
-/// Returns how a chain with rows of `columns` elements divides n elements. If `columns` is 0, the
-/// chain has no rows.
-ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row, int64_t n);
+/// Returns how a chain with rows of `columns` elements is divided. If `columns` is 0, the chain has
+/// no rows. If the chain calls ATen's functions, only the last tile of all may end within a vector,
+/// as in in_blocks() (core/blocks.h).
+ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row);
 
 /// Returns whether the results of a chain with rows are bitwise equal to the results of its ops run
 /// one by one. This requires that the chain's tiles, which consist of complete rows, can begin
@@ -83,12 +84,6 @@ ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row, int64_t 
 /// that case, there may be at most chain_grain rows, so that ATen computes these values on one
 /// thread.
 bool rows_split_alike(int64_t rows, int64_t columns, bool calls, bool calls_per_row);
-
-/// Returns whether ATen's gelu(), called by a chain of n elements, gives bitwise the same result as
-/// gelu() of the complete tensor. ATen divides the elements of gelu() among threads in another way
-/// than a chain does, so results may differ in bits where a thread's share ends within a vector.
-/// For all other functions, ATen divides elements as a chain does.
-bool gelu_splits_alike(int64_t n);
 
 /// The memory of a tile that a thread processes.
 struct ChainFrame {

@@ -5,8 +5,8 @@ usage: simulated.py LATHE [--rounds N] [--dtype bf16|fp32]
 
 Measures a GPT with 6 layers of width 384 on one process, and on 2 and 4 processes that divide the
 work in several ways. Each process has one thread. Describes a core of this machine as a GPU in a
-file that `lathe plan` reads: the bandwidth of the link is measured by `lathe bench collectives`,
-and the rate is chosen so that the simulated step of one process takes as long as the measured step.
+file that `lathe plan` reads: the bandwidth of the link, and the time to start a collective, are
+measured by `lathe bench collectives`, and the rate is chosen so that the simulated step of one process takes as long as the measured step.
 If there are more processes than cores, the rate and the bandwidths are divided by the number of
 processes per core. Prints the file and a table of measured and simulated seconds. The measured
 seconds are medians over the rounds.
@@ -48,7 +48,6 @@ name = "lathe-cpu"
 like = "eager"
 elementwise_passes = 1.0
 logit_bytes = 8
-tensor_bytes = 4
 sequence_parallel = false
 
 [constants]
@@ -59,25 +58,29 @@ attention_head_ramp = 0
 flash2_share = 0.45
 kernel_us = 1
 node_link_share = 1
-node_latency_us = 100
-collective_us = 100
+node_latency_us = 0
+collective_us = {start}
 contention = 1
 reserved_gb = 0.2
 """
 
 
-def link_bandwidth(lathe):
-    """Returns the GB/s at which two processes with one thread each sum 8 MB."""
-    out = subprocess.run([lathe, "launch", "-n", "2", "--", "bench", "collectives"], check=True, capture_output=True, text=True,
-                         env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout
+def measure_link(lathe):
+    """Fits a line to the times in which two processes with one thread each sum 1 and 64 MB.
+    Returns its slope as GB/s, and its time for 0 bytes in microseconds."""
+    out = subprocess.run([lathe, "launch", "-n", "2", "--", "bench", "collectives"], check=True, capture_output=True,
+                         text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout
     rows = json.loads(out.strip().splitlines()[-1])["collectives"]
-    return next(r["bytes_sent"] / 1e6 / r["ms"] for r in rows if r["mb"] == 8 and r["collective"].startswith("sum"))
+    sums = {r["mb"]: r for r in rows if r["collective"].startswith("sum")}
+    small, large = sums[1], sums[64]
+    ms_per_byte = (large["ms"] - small["ms"]) / (large["bytes_sent"] - small["bytes_sent"])
+    return 1 / ms_per_byte / 1e6, max(0, 1e3 * (small["ms"] - ms_per_byte * small["bytes_sent"]))
 
 
 def simulate(lathe, folder, ranks, layout, rate, memory, link):
-    """Returns the simulated seconds of a step."""
+    """Returns the simulated seconds of a step. `link`: the result of measure_link()."""
     share = max(1, ranks / os.cpu_count())
-    text = CARDS.format(rate=rate / share, memory=memory / share, link=link / share)
+    text = CARDS.format(rate=rate / share, memory=memory / share, link=link[0] / share, start=link[1] * share)
     (folder / "cards.toml").write_text(text)
     command = ["plan", "model.toml", "--card", "core", "--gpus", ranks, "--layout", f"{layout},micro=4,recompute=none", "--software",
                "lathe-cpu", "--cards", "cards.toml", "--json"]
@@ -113,12 +116,12 @@ def main():
         measured = {layout: [] for _, layout, _ in LAYOUTS}
         links = []
         for _ in range(a.rounds):
-            links.append(link_bandwidth(lathe))
+            links.append(measure_link(lathe))
             for ranks, layout, keys in LAYOUTS:
                 steps = train(lathe, folder, "--train.threads=1", *keys, ranks=ranks)
                 measured[layout].append(statistics.median(step["step_ms"] for step in steps[2:]) / 1e3)
 
-        link = statistics.median(links)
+        link = tuple(map(statistics.median, zip(*links)))
         rate = rate_of_core(lathe, folder, statistics.median(measured["data=1"]), a.memory, link)
         print(simulate(lathe, folder, 1, "data=1", rate, a.memory, link)[1])
         print("| processes | layout | measured, s | simulated, s | error |\n|---|---|---|---|---|")

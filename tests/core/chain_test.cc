@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 
+#include "core/blocks.h"
 #include "core/kernels/chain_plan.h"
 #include "core/sum.h"
 #include "tests/support/catch.h"
@@ -129,7 +130,9 @@ TEST_CASE("each op of a chain is bitwise equal to ATen's, for any size and numbe
         for (const int count : {1, 2}) {
           INFO(c.name << ", " << n << ", " << count << " threads");
           at::set_num_threads(count);
-          CHECK(has_chain_bits(run_chain(chain, {a, b}, dtype), c.aten(a, b)));
+          const at::Tensor wanted =
+              in_blocks([&](at::TensorList t) { return c.aten(t[0], t[1]); }, {a, b});
+          CHECK(has_chain_bits(run_chain(chain, {a, b}, dtype), wanted));
         }
       }
     }
@@ -213,7 +216,7 @@ RowValues rows_by_aten(const at::Tensor& x, const at::Tensor& weight, const at::
   v.rstd = (mean(centered * centered) + 1e-5).rsqrt();
   v.y = centered * v.rstd * weight + bias.to(at::kFloat);
   v.low = v.y.to(at::kBFloat16);
-  v.smooth = v.y.sigmoid() + v.rstd.exp();
+  v.smooth = in_blocks([](at::TensorList t) { return t[0].sigmoid(); }, {v.y}) + v.rstd.exp();
   return v;
 }
 

@@ -88,9 +88,10 @@ LoadedConfig resolve_init_from(LoadedConfig loaded) {
 }
 
 LoadedConfig as_new_run(LoadedConfig loaded) {
-  std::error_code error;
-  const fs::path recorded = fs::path(loaded.config.train.out_dir) / "config.toml";
-  loaded.is_new_run = !fs::equivalent(loaded.path, recorded, error);
+  // The config that a run saved may name sources that no longer exist. The checkpoints beside it
+  // have the model of the run.
+  loaded.is_new_run =
+      !loaded.path.empty() && list_checkpoints(fs::path(loaded.path).parent_path()).empty();
   return loaded;
 }
 

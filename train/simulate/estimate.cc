@@ -49,7 +49,9 @@ class StepSimulator {
   Passes elementwise() const;
   LayerTimes layer();
   LayerTimes head();
-  void add_tensor_exchange(LayerTimes& times);
+  /// Adds `forward` and `backward` sums of a micro-batch's activations over the tensor ranks to the
+  /// times of a part of the model that a stage has `parts` times.
+  void add_tensor_exchange(LayerTimes& times, double forward, double backward, double parts);
   void add_context_exchange(LayerTimes& times);
   void add_work(const LayerTimes& times, double layers);
   void add_pipeline(const LayerTimes& layer, const LayerTimes& head, const LayersPerStage& layers);
@@ -127,7 +129,9 @@ LayerTimes StepSimulator::layer() {
   };
   t.attention = {attention(false), attention(true)};
   t.elementwise = elementwise();
-  add_tensor_exchange(t);
+  // Fully recomputed layers repeat the sums of the forward pass.
+  const double again = layout_.recompute == Recompute::full ? 2 : 0;
+  add_tensor_exchange(t, 2, 2 + again, as_double(shape_.layers) / as_double(layout_.pipeline));
   add_context_exchange(t);
 
   // Gradient accumulation over micro-batches reads and writes the gradients.
@@ -153,24 +157,26 @@ LayerTimes StepSimulator::head() {
   t.matmul = linear(vocab, c, dtype);
   const double loss = kernels_.traffic(tokens_ * vocab * cluster_.software.logit_bytes, 6);
   t.elementwise = {loss / 2, loss / 2 + kernels_.traffic(tokens_ * e_ * 6 * c, 3)};
+  // Each rank has a part of the vocabulary, so the result of the embedding and the gradient of the
+  // head's input are sums over the tensor ranks.
+  add_tensor_exchange(t, 1, 1, 1);
   return t;
 }
 
-void StepSimulator::add_tensor_exchange(LayerTimes& t) {
+void StepSimulator::add_tensor_exchange(LayerTimes& t, double forward, double backward,
+                                        double parts) {
   if (layout_.tensor == 1) return;
   const RankGroup group = rank_group(layout_.tensor, 1, cluster_.gpus_per_node);
   const double element = cluster_.software.tensor_bytes;
   const double bytes = tokens_ * as_double(shape_.width) * (element > 0 ? element : e_);
 
-  // There are two all-reduces in the forward pass and two in the backward pass; fully recomputed
-  // layers repeat the all-reduces of the forward pass. With sequence parallelism, each all-reduce
-  // is a reduce-scatter and an all-gather of the same volume.
-  const double sums = layout_.recompute == Recompute::full ? 6 : 4;
+  // With sequence parallelism, each all-reduce is a reduce-scatter and an all-gather of the same
+  // volume.
   const double seconds = links_.reduce(group, bytes);
   const double exposed = seconds * (1 - cluster_.software.tensor_overlap);
-  t.tensor = {2 * exposed, (sums - 2) * exposed};
+  t.tensor = {forward * exposed, backward * exposed};
 
-  const double all = micro_batches_ * as_double(shape_.layers) / as_double(layout_.pipeline) * sums;
+  const double all = micro_batches_ * parts * (forward + backward);
   out_.tensor.bytes += all * ExchangeModel::reduce_bytes(group, bytes);
   out_.tensor.seconds += all * seconds;
 }

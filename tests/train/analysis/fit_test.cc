@@ -34,8 +34,8 @@ TEST_CASE("--fit combines the changes that cost the least time", "[fit]") {
       again{"memory.recompute", "blocks"}, small{"optim.kind", "adamw8bit"};
 
   // At this limit, recomputation and 8-bit states together are enough, but neither change is enough
-  // by itself. Low precision without master weights is enough together with 8-bit states, and takes
-  // less time than recomputation.
+  // by itself. Activations that are kept in bfloat16 are enough together with 8-bit states, and
+  // take less time than recomputation.
   const int64_t limit = needs({again, small});
   CAPTURE(limit, needs({}), needs({low}), needs({again}), needs({small}));
   REQUIRE(limit < std::min({needs({}), needs({low}), needs({again}), needs({small})}));
@@ -44,7 +44,7 @@ TEST_CASE("--fit combines the changes that cost the least time", "[fit]") {
   const auto fit = find_fit(path, given, now, limit);
   REQUIRE(fit);
   const Overrides wanted{
-      low, {"amp.master", "false"}, small, {"train.batch_size", "1"}, {"train.grad_accum", "1"}};
+      {"memory.saved", "bf16"}, small, {"train.batch_size", "1"}, {"train.grad_accum", "1"}};
   CHECK(*fit == wanted);
   CHECK(!find_fit(path, given, now, limit / 4));
   CHECK(find_fit(path, given, now, now.peak_rss())->empty());
