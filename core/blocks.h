@@ -8,9 +8,9 @@
 
 namespace lathe {
 
-/// An elementwise function of tensors of one shape. Its result has the shape and dtype of each
-/// input.
-using BlockFunction = std::function<at::Tensor(at::TensorList)>;
+/// An elementwise function of tensors of one shape. Writes the result to `out`, which has the shape
+/// and dtype of the inputs, and returns it. If `out` is null, returns a new tensor.
+using BlockFunction = std::function<at::Tensor(at::TensorList inputs, at::Tensor* out)>;
 
 /// Returns f(inputs). If the inputs are large float tensors on the CPU, f is called for blocks of a
 /// fixed number of elements, each on one thread. ATen itself gives each thread an equal part of a

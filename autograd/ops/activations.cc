@@ -10,6 +10,7 @@
 #include <ATen/ops/log_sigmoid.h>
 #include <ATen/ops/mish.h>
 #include <ATen/ops/mish_backward.h>
+#include <ATen/ops/neg.h>
 #include <ATen/ops/softplus.h>
 #include <ATen/ops/softplus_backward.h>
 #include <ATen/ops/where.h>
@@ -27,15 +28,22 @@ struct Softplus {
   double beta, threshold;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
-    return in_blocks([&](at::TensorList t) { return at::softplus(t[0], beta, threshold); },
-                     {x = x_});
+    return in_blocks(
+        [&](at::TensorList t, at::Tensor* y) {
+          return y != nullptr ? at::softplus_out(*y, t[0], beta, threshold)
+                              : at::softplus(t[0], beta, threshold);
+        },
+        {x = x_});
   }
   // dx = dy where beta x > threshold, dy * sigmoid(beta x) elsewhere
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
       return {in_blocks(
-          [&](at::TensorList t) { return at::softplus_backward(t[0], t[1], beta, threshold); },
+          [&](at::TensorList t, at::Tensor* y) {
+            return y != nullptr ? at::softplus_backward_out(*y, t[0], t[1], beta, threshold)
+                                : at::softplus_backward(t[0], t[1], beta, threshold);
+          },
           {dy, x.data()})};
     return {where((x.data() * beta).gt(threshold), dy, dy * sigmoid(x.as<T>() * beta))};
   }
@@ -46,11 +54,20 @@ struct LogSigmoid {
       .name = "logsigmoid", .amp = Amp::fp32, .each = {4, 5}, .elementwise = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
-    return in_blocks([](at::TensorList t) { return at::log_sigmoid(t[0]); }, {x = x_});
+    return in_blocks(
+        [](at::TensorList t, at::Tensor* y) {
+          return y != nullptr ? at::log_sigmoid_out(*y, t[0]) : at::log_sigmoid(t[0]);
+        },
+        {x = x_});
   }
   // dx = dy * sigmoid(-x)
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
-    return {dy * in_blocks([](at::TensorList t) { return t[0].neg().sigmoid_(); }, {x.data()})};
+    return {dy * in_blocks(
+                     [](at::TensorList t, at::Tensor* y) {
+                       return y != nullptr ? at::neg_out(*y, t[0]).sigmoid_()
+                                           : t[0].neg().sigmoid_();
+                     },
+                     {x.data()})};
   }
   // The second derivative is -s (1 - s) with s = sigmoid(-x). When s is near 1, 1 - s loses
   // precision. For x < 0, s is therefore computed as 1 - sigmoid(x).
@@ -66,15 +83,21 @@ struct Elu {
   double alpha;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
-    return in_blocks([&](at::TensorList t) { return at::elu(t[0], alpha); }, {x = x_});
+    return in_blocks(
+        [&](at::TensorList t, at::Tensor* y) {
+          return y != nullptr ? at::elu_out(*y, t[0], alpha) : at::elu(t[0], alpha);
+        },
+        {x = x_});
   }
   // dx = dy above 0, dy * alpha e^x below
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
       return {in_blocks(
-          [&](at::TensorList t) {
-            return at::elu_backward(t[0], alpha, 1, 1, /*is_result=*/false, t[1]);
+          [&](at::TensorList t, at::Tensor* y) {
+            return y != nullptr
+                       ? at::elu_backward_out(*y, t[0], alpha, 1, 1, /*is_result=*/false, t[1])
+                       : at::elu_backward(t[0], alpha, 1, 1, /*is_result=*/false, t[1]);
           },
           {dy, x.data()})};
     // At 0 the derivative is alpha and, as in PyTorch, the second derivative is 0.
@@ -120,14 +143,22 @@ struct Mish {
   static constexpr OpInfo info{.name = "mish", .each = {8, 12}, .elementwise = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
-    return in_blocks([](at::TensorList t) { return at::mish(t[0]); }, {x = x_});
+    return in_blocks(
+        [](at::TensorList t, at::Tensor* y) {
+          return y != nullptr ? at::mish_out(*y, t[0]) : at::mish(t[0]);
+        },
+        {x = x_});
   }
   // t = tanh(softplus(x)):  dx = dy * (t + x * sigmoid(x) * (1 - t^2))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {in_blocks([](at::TensorList t) { return at::mish_backward(t[0], t[1]); },
-                        {dy, x.data()})};
+      return {in_blocks(
+          [](at::TensorList t, at::Tensor* y) {
+            return y != nullptr ? y->copy_(at::mish_backward(t[0], t[1]))
+                                : at::mish_backward(t[0], t[1]);
+          },
+          {dy, x.data()})};
     const T v = x.as<T>(), t = tanh(softplus(v));
     return {dy * (t + v * sigmoid(v) * (1.0 - t * t))};
   }

@@ -7,9 +7,12 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sigmoid_backward.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
+#include <ATen/ops/tanh.h>
 #include <ATen/ops/tanh_backward.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/zeros_like.h>
@@ -155,8 +158,12 @@ struct Pow {
   Saved x = Saved::input(0);
   ChainForm chain() const { return {ChainOp::pow, exponent}; }
   at::Tensor forward(const at::Tensor& x_) {
-    return in_blocks([&](at::TensorList t) { return t[0].pow(scalar_for(t[0], exponent)); },
-                     {x = x_});
+    return in_blocks(
+        [&](at::TensorList t, at::Tensor* y) {
+          return y != nullptr ? at::pow_out(*y, t[0], scalar_for(t[0], exponent))
+                              : t[0].pow(scalar_for(t[0], exponent));
+        },
+        {x = x_});
   }
   // dx = dy * e * x^(e-1); zero for e = 0, even at x = 0
   template <class T>
@@ -177,8 +184,13 @@ struct Tanh {
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::tanh}; }
   at::Tensor forward(const at::Tensor& x) {
-    return y = has_elementwise(x) ? elementwise(ChainOp::own_tanh, x)
-                                  : in_blocks([](at::TensorList t) { return t[0].tanh(); }, {x});
+    return y = has_elementwise(x)
+                   ? elementwise(ChainOp::own_tanh, x)
+                   : in_blocks(
+                         [](at::TensorList t, at::Tensor* y) {
+                           return y != nullptr ? at::tanh_out(*y, t[0]) : t[0].tanh();
+                         },
+                         {x});
   }
   // dx = dy * (1 - y^2)
   template <class T>
@@ -207,7 +219,11 @@ struct Sigmoid {
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::sigmoid}; }
   at::Tensor forward(const at::Tensor& x) {
-    return y = in_blocks([](at::TensorList t) { return t[0].sigmoid(); }, {x});
+    return y = in_blocks(
+               [](at::TensorList t, at::Tensor* y) {
+                 return y != nullptr ? at::sigmoid_out(*y, t[0]) : t[0].sigmoid();
+               },
+               {x});
   }
   // dx = dy * y * (1 - y)
   template <class T>
@@ -238,8 +254,13 @@ struct Silu {
   ChainForm chain() const { return {ChainOp::silu}; }
   at::Tensor forward(const at::Tensor& x_) {
     x = x_;
-    return has_elementwise(x_) ? elementwise(ChainOp::own_silu, x_)
-                               : in_blocks([](at::TensorList t) { return at::silu(t[0]); }, {x_});
+    return has_elementwise(x_)
+               ? elementwise(ChainOp::own_silu, x_)
+               : in_blocks(
+                     [](at::TensorList t, at::Tensor* y) {
+                       return y != nullptr ? at::silu_out(*y, t[0]) : at::silu(t[0]);
+                     },
+                     {x_});
   }
   // s = sigmoid(x):  dx = dy * s * (1 + x * (1 - s))
   template <class T>
@@ -247,8 +268,12 @@ struct Silu {
     if constexpr (std::same_as<T, at::Tensor>)
       return {gradient_by_kernel(dy, x.data())
                   ? elementwise(ChainOp::own_silu_grad, dy, x.data())
-                  : in_blocks([](at::TensorList t) { return at::silu_backward(t[0], t[1]); },
-                              {dy, x.data()})};
+                  : in_blocks(
+                        [](at::TensorList t, at::Tensor* y) {
+                          return y != nullptr ? at::silu_backward_out(*y, t[0], t[1])
+                                              : at::silu_backward(t[0], t[1]);
+                        },
+                        {dy, x.data()})};
     const T v = x.as<T>(), s = sigmoid(v);
     return {dy * s * (v - v * s + 1.0)};
   }
@@ -278,7 +303,12 @@ struct GeluOp {
     x = x_;
     const bool by_kernel = form == Gelu::tanh && has_elementwise(x_);
     if (by_kernel) return elementwise(ChainOp::own_gelu, x_);
-    return in_blocks([&](at::TensorList t) { return at::gelu(t[0], approximate()); }, {x_});
+    return in_blocks(
+        [&](at::TensorList t, at::Tensor* y) {
+          return y != nullptr ? at::gelu_out(*y, t[0], approximate())
+                              : at::gelu(t[0], approximate());
+        },
+        {x_});
   }
   // tanh:  y = x/2 (1 + t), t = tanh(k (x + c x^3))
   //   dx = dy * (1/2 (1 + t) + x/2 (1 - t^2) k (1 + 3 c x^2))
@@ -294,8 +324,10 @@ struct GeluOp {
       if (form == Gelu::tanh && gradient_by_kernel(dy, x.data()))
         return {elementwise(ChainOp::own_gelu_grad, dy, x.data())};
       return {in_blocks(
-          [&](at::TensorList t) {
-            return at::gelu_backward(t[0], t[1].clamp(-30, 30), approximate());
+          [&](at::TensorList t, at::Tensor* y) {
+            return y != nullptr
+                       ? at::gelu_backward_out(*y, t[0], t[1].clamp(-30, 30), approximate())
+                       : at::gelu_backward(t[0], t[1].clamp(-30, 30), approximate());
           },
           {dy, x.data()})};
     }

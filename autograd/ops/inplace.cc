@@ -2,6 +2,7 @@
 // nothing.
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/leaky_relu_backward.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sigmoid_backward.h>
 #include <ATen/ops/tanh_backward.h>
 #include <ATen/ops/threshold_backward.h>
@@ -67,7 +68,11 @@ struct SigmoidInPlace {
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor in = written(x);
-    return y = in_blocks([](at::TensorList t) { return t[0].sigmoid(); }, {in}, in);
+    return y = in_blocks(
+               [](at::TensorList t, at::Tensor* y) {
+                 return y != nullptr ? at::sigmoid_out(*y, t[0]) : t[0].sigmoid();
+               },
+               {in}, in);
   }
   // dx = dy * y * (1 - y)
   template <class T>

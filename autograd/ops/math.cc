@@ -10,6 +10,7 @@
 #include <ATen/ops/log1p.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/xlogy.h>
@@ -99,7 +100,11 @@ struct Rsqrt {
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::rsqrt}; }
   at::Tensor forward(const at::Tensor& x) {
-    return y = in_blocks([](at::TensorList t) { return t[0].rsqrt(); }, {x});
+    return y = in_blocks(
+               [](at::TensorList t, at::Tensor* y) {
+                 return y != nullptr ? at::rsqrt_out(*y, t[0]) : t[0].rsqrt();
+               },
+               {x});
   }
   // dx = -dy * y^3 / 2
   template <class T>
