@@ -6,10 +6,11 @@ usage: simulated.py LATHE [--rounds N] [--dtype bf16|fp32]
 Measures a GPT with 6 layers of width 384 on one process, and on 2 and 4 processes that divide the
 work in several ways. Each process has one thread. Describes a core of this machine as a GPU in a
 file that `lathe plan` reads: the bandwidth of the link, and the time to start a collective, are
-measured by `lathe bench collectives`, and the rate is chosen so that the simulated step of one process takes as long as the measured step.
-If there are more processes than cores, the rate and the bandwidths are divided by the number of
-processes per core. Prints the file and a table of measured and simulated seconds. The measured
-seconds are medians over the rounds.
+measured by `lathe bench collectives`. The rate is chosen so that the simulated step of one process
+takes as long as the measured step. One process is measured while each other core runs a copy of it,
+because a core is slower while other cores work. If there are more processes than cores, the rate and
+the bandwidths are divided by the number of processes per core. Prints the file and a table of
+measured and simulated seconds. The measured seconds are medians over the rounds.
 """
 import argparse
 import json
@@ -17,6 +18,7 @@ import os
 import statistics
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from small_model import prepare, train, write_config
@@ -89,6 +91,13 @@ def simulate(lathe, folder, ranks, layout, rate, memory, link):
     return plan["fastest"][0]["step_s"], text
 
 
+def train_on_each_core(lathe, folders):
+    """Trains model.toml in each folder at the same time. Returns the median seconds of a step."""
+    with ThreadPoolExecutor(len(folders)) as pool:
+        runs = list(pool.map(lambda folder: train(lathe, folder, "--train.threads=1"), folders))
+    return statistics.median(step["step_ms"] for steps in runs for step in steps[2:]) / 1e3
+
+
 def rate_of_core(lathe, folder, seconds, memory, link):
     """Returns the TFLOP/s with which a simulated step of one process takes this time."""
     low, high = 0.001, 100.0
@@ -111,13 +120,19 @@ def main():
     lathe = str(Path(a.lathe).resolve())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(lathe, folder)
-        write_config(folder, dtype=a.dtype, **SIZES)
+        cores = [folder] + [folder / f"core{i}" for i in range(1, os.cpu_count())]
+        for core in cores:
+            core.mkdir(exist_ok=True)
+            prepare(lathe, core)
+            write_config(core, dtype=a.dtype, **SIZES)
         measured = {layout: [] for _, layout, _ in LAYOUTS}
         links = []
         for _ in range(a.rounds):
             links.append(measure_link(lathe))
             for ranks, layout, keys in LAYOUTS:
+                if ranks == 1:
+                    measured[layout].append(train_on_each_core(lathe, cores))
+                    continue
                 steps = train(lathe, folder, "--train.threads=1", *keys, ranks=ranks)
                 measured[layout].append(statistics.median(step["step_ms"] for step in steps[2:]) / 1e3)
 
