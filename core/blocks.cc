@@ -36,7 +36,7 @@ at::Tensor flat(const at::Tensor& t) { return t.as_strided({t.numel()}, {1}); }
 
 }  // namespace
 
-at::Tensor in_blocks(const BlockFunction& f, at::TensorList inputs, at::Tensor out) {
+at::Tensor in_blocks(const BlockFunction& f, at::TensorList inputs, const at::Tensor& out) {
   const at::Tensor& first = inputs[0];
   const int64_t n = first.numel();
   if (n <= most_on_one_thread || !can_be_divided(inputs) || is_dry_run()) {

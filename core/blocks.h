@@ -17,6 +17,6 @@ using BlockFunction = std::function<at::Tensor(at::TensorList inputs, at::Tensor
 /// tensor. The last elements of a part do not fill a vector, and ATen computes them by another
 /// function, so the bits of its result depend on the number of threads. If `out` is defined, the
 /// result is written to `out`, which may be an input; otherwise to a new tensor.
-at::Tensor in_blocks(const BlockFunction& f, at::TensorList inputs, at::Tensor out = {});
+at::Tensor in_blocks(const BlockFunction& f, at::TensorList inputs, const at::Tensor& out = {});
 
 }  // namespace lathe

@@ -147,8 +147,8 @@ Exit prepare_plain(const Arguments& arguments, const std::string& tokenizer, boo
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
   if (arguments.flags.contains("workers"))
     fail(Exit::usage,
-         "command line: --workers has no effect on files of text that are not divided "
-         "into documents; leave it out");
+         "command line: --workers has no effect on files of text that are not divided into "
+         "documents; leave it out");
   o.stop = [] { return stop_signal() != 0; };
   prepare(o);
   return Exit::done;
@@ -174,9 +174,8 @@ void check_not_compressed_table(const fs::path& file) {
     fail(Exit::usage, "command line: ", file.string(), " is a compressed table; decompress it");
 }
 
-/// Throws Exit::usage if a path is a table or an array, or a folder that holds nothing else.
-/// Without
-/// --format, these would be prepared as text.
+/// Throws Exit::usage if a path is a table or an array, or a folder that holds nothing else, and
+/// there is no --format. Otherwise, these would be prepared as text.
 void check_not_examples(const Arguments& arguments, const std::vector<std::string>& paths) {
   if (arguments.flags.contains("format")) return;
   for (const std::string& path : paths) {
@@ -185,8 +184,7 @@ void check_not_examples(const Arguments& arguments, const std::vector<std::strin
     if (files.empty() || !std::ranges::all_of(files, is_example_file)) continue;
     fail(Exit::usage, "command line: ", path, " holds examples (", files[0].filename().string(),
          "), not text; give the files of tables and arrays by name and alone, or prepare them as "
-         "text "
-         "with --format text");
+         "text with --format text");
   }
 }
 

@@ -359,6 +359,31 @@ TEST_CASE("an id column is renamed to id if the predictions have another column 
   CHECK(predicted.out.starts_with("id,class,p_0,p_1\nrow0,"));
 }
 
+TEST_CASE("tables are not prepared as text unless --format text asks for it", "[example_data]") {
+  const TempFolder f;
+  fs::create_directories(f / "tables");
+  write_file(f / "tables/a.csv", "x,y,kind\n1,2,a\n3,4,b\n");
+  fs::copy(f / "tables/a.csv", f / "b.csv");
+  write_file(f / "words.txt", "some words of text\n");
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"prepare", "tables"},
+        {"prepare", "words.txt", "b.csv"},
+        {"prepare", "words.txt", "tables"},
+        {"prepare", "--source", "a=tables", "--source", "b=words.txt"}}) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"--out", "out"});
+    const Finished done = lathe_in(f, all);
+    INFO(done.out << done.err);
+    CHECK(done.code == 2);
+    CHECK_THAT(done.err, ContainsSubstring(".csv") && ContainsSubstring("--format text"));
+    CHECK(!fs::exists(f / "out"));
+  }
+  const Finished text =
+      lathe_in(f, {"prepare", "tables", "words.txt", "--format", "text", "--out", "out"});
+  INFO(text.err);
+  CHECK(text.code == 0);
+}
+
 TEST_CASE("ids that are not UTF-8 are kept in CSV and refused in JSON Lines", "[example_data]") {
   const TableRun run;
   std::string table = "key,x,y,kind\n";
