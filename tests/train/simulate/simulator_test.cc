@@ -186,8 +186,9 @@ TEST_CASE("the pipeline bubble agrees with the formula of Narayanan et al.", "[s
     const StepEstimate e = estimate_step(cluster, step, layout);
     const double ideal = e.matmul + e.attention + e.elementwise + e.recompute + e.tensor.exposed;
     const auto m = static_cast<double>(layout.micro_batches(step.global_batch));
+    // The exchange of the head is a part of the last stage only.
     CHECK(e.bubble / ideal ==
-          Approx((as_double(pipeline) - 1) / (as_double(parts) * m)).epsilon(5e-3));
+          Approx((as_double(pipeline) - 1) / (as_double(parts) * m)).epsilon(1e-2));
   }
   CHECK(estimate_step(cluster, gpt3(), {.data = 64, .tensor = 8}).bubble == 0);
 
@@ -225,7 +226,8 @@ TEST_CASE("each collective sends the number of bytes that a formula gives", "[si
     const StepEstimate t =
         estimate_step(cluster, step, {.data = 8, .tensor = 8, .recompute = mode});
     const double sums = mode == Recompute::full ? 6 : 4;
-    CHECK(t.tensor.bytes == Approx(micro * layers * sums * 2 * 7 / 8 * activation));
+    // Two further sums are for the embedding and the head.
+    CHECK(t.tensor.bytes == Approx(micro * (layers * sums + 2) * 2 * 7 / 8 * activation));
   }
 
   // Pipeline parallelism: each micro-batch sends s b h / t elements per virtual stage, forward and
