@@ -288,7 +288,8 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
 
   // `is_gelu` is true if ATen's gelu() computes the op.
   const bool is_gelu = op == ChainOp::gelu || op == ChainOp::gelu_exact;
-  // ATen divides a tensor with one element per row among threads differently than a chain does.
+  // A tile may have a single row, and ATen's gelu() of a tensor with one element may differ in bits
+  // from gelu() of the same element in a longer tensor.
   if (is_gelu && one_per_row) detail::abandon_chain();
 
   const int a = operand(inputs[0]), b = inputs.size() > 1 ? operand(inputs[1]) : -1;

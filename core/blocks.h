@@ -12,6 +12,13 @@ namespace lathe {
 /// and dtype of the inputs, and returns it. If `out` is null, returns a new tensor.
 using BlockFunction = std::function<at::Tensor(at::TensorList inputs, at::Tensor* out)>;
 
+/// Returns a BlockFunction that calls ATen's function `name`, or its form name_out, with the given
+/// arguments, among which t[0], t[1] and so on are the inputs.
+#define LATHE_ATEN(name, ...)                                                        \
+  [&](at::TensorList t, at::Tensor* to) {                                            \
+    return to != nullptr ? at::name##_out(*to, __VA_ARGS__) : at::name(__VA_ARGS__); \
+  }
+
 /// Returns f(inputs). If the inputs are large float tensors on the CPU, f is called for blocks of a
 /// fixed number of elements, each on one thread. ATen itself gives each thread an equal part of a
 /// tensor. The last elements of a part do not fill a vector, and ATen computes them by another

@@ -1,8 +1,7 @@
 #include "core/dtype.h"
 
-#include <cmath>
-
 #include <array>
+#include <cmath>
 
 #include "core/error.h"
 

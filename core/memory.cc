@@ -104,13 +104,12 @@ void* from_system(size_t bytes, bool phantom) {
 
 /// Sets memory of a phantom allocator to 0 and returns complete pages to the system.
 void erase(char* begin, size_t bytes) {
-  char* const end = begin + bytes;
   const size_t lead = (small_page - reinterpret_cast<uintptr_t>(begin) % small_page) % small_page;
   const size_t first = std::min(lead, bytes);
   const size_t pages = (bytes - first) / small_page * small_page;
   std::memset(begin, 0, first);
   if (pages > 0) madvise(begin + first, pages, MADV_DONTNEED);
-  std::memset(begin + first + pages, 0, static_cast<size_t>(end - begin) - first - pages);
+  std::memset(begin + first + pages, 0, bytes - first - pages);
 }
 
 /// Orders free blocks by size, then by address. In this order, the first block that is large enough

@@ -21,19 +21,22 @@ namespace lathe {
 /// Returns the allowed values of optim.kind (optim/method.h).
 std::vector<std::string> optimizer_names();
 
+/// Returns the kinds of optimizers that read optim.beta1 and optim.beta2.
+inline std::vector<std::string> kinds_with_betas() {
+  return {"adam", "adamw", "adam8bit", "adamw8bit", "nadam", "lamb", "muon", "lion"};
+}
+
 struct OptimConfig {
   LATHE_FIELD(std::string, kind, "adamw", "Optimizer.", one_of(optimizer_names()).fixed())
   LATHE_FIELD(double, lr, 1e-3, "Peak learning rate of the schedule.", at_least(0))
   LATHE_FIELD(double, beta1, 0.9,
               "decay rate of the mean of the gradients; in lion, the weight of this mean in an "
               "update; in muon, for its adamw part.",
-              below(0, 1).of({"adam", "adamw", "adam8bit", "adamw8bit", "nadam", "lamb", "muon",
-                              "lion"}))
+              below(0, 1).of(kinds_with_betas()))
   LATHE_FIELD(double, beta2, 0.95,
               "decay rate of the mean of the squared gradients; in lion, of the mean of the "
               "gradients; in muon, for its adamw part.",
-              below(0, 1).of({"adam", "adamw", "adam8bit", "adamw8bit", "nadam", "lamb", "muon",
-                              "lion"}))
+              below(0, 1).of(kinds_with_betas()))
   LATHE_FIELD(double, eps, 1e-8, "term added to the denominator.",
               at_least(0).of({"adam", "adamw", "adam8bit", "adamw8bit", "nadam", "lamb", "muon",
                               "rmsprop", "adagrad"}))

@@ -28,23 +28,14 @@ struct Softplus {
   double beta, threshold;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
-    return in_blocks(
-        [&](at::TensorList t, at::Tensor* y) {
-          return y != nullptr ? at::softplus_out(*y, t[0], beta, threshold)
-                              : at::softplus(t[0], beta, threshold);
-        },
-        {x = x_});
+    return in_blocks(LATHE_ATEN(softplus, t[0], beta, threshold), {x = x_});
   }
   // dx = dy where beta x > threshold, dy * sigmoid(beta x) elsewhere
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {in_blocks(
-          [&](at::TensorList t, at::Tensor* y) {
-            return y != nullptr ? at::softplus_backward_out(*y, t[0], t[1], beta, threshold)
-                                : at::softplus_backward(t[0], t[1], beta, threshold);
-          },
-          {dy, x.data()})};
+      return {
+          in_blocks(LATHE_ATEN(softplus_backward, t[0], t[1], beta, threshold), {dy, x.data()})};
     return {where((x.data() * beta).gt(threshold), dy, dy * sigmoid(x.as<T>() * beta))};
   }
 };
@@ -54,11 +45,7 @@ struct LogSigmoid {
       .name = "logsigmoid", .amp = Amp::fp32, .each = {4, 5}, .elementwise = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
-    return in_blocks(
-        [](at::TensorList t, at::Tensor* y) {
-          return y != nullptr ? at::log_sigmoid_out(*y, t[0]) : at::log_sigmoid(t[0]);
-        },
-        {x = x_});
+    return in_blocks(LATHE_ATEN(log_sigmoid, t[0]), {x = x_});
   }
   // dx = dy * sigmoid(-x)
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
@@ -83,23 +70,14 @@ struct Elu {
   double alpha;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
-    return in_blocks(
-        [&](at::TensorList t, at::Tensor* y) {
-          return y != nullptr ? at::elu_out(*y, t[0], alpha) : at::elu(t[0], alpha);
-        },
-        {x = x_});
+    return in_blocks(LATHE_ATEN(elu, t[0], alpha), {x = x_});
   }
   // dx = dy above 0, dy * alpha e^x below
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {in_blocks(
-          [&](at::TensorList t, at::Tensor* y) {
-            return y != nullptr
-                       ? at::elu_backward_out(*y, t[0], alpha, 1, 1, /*is_result=*/false, t[1])
-                       : at::elu_backward(t[0], alpha, 1, 1, /*is_result=*/false, t[1]);
-          },
-          {dy, x.data()})};
+      return {in_blocks(LATHE_ATEN(elu_backward, t[0], alpha, 1, 1, /*is_result=*/false, t[1]),
+                        {dy, x.data()})};
     // At 0 the derivative is alpha and, as in PyTorch, the second derivative is 0.
     const at::Tensor above = x.data().gt(0), outside = x.data().ge(0);
     return {where(above, dy, dy * exp(masked_fill(x.as<T>(), outside, 0)) * alpha)};
@@ -142,13 +120,7 @@ struct Hardswish {
 struct Mish {
   static constexpr OpInfo info{.name = "mish", .each = {8, 12}, .elementwise = true};
   Saved x = Saved::input(0);
-  at::Tensor forward(const at::Tensor& x_) {
-    return in_blocks(
-        [](at::TensorList t, at::Tensor* y) {
-          return y != nullptr ? at::mish_out(*y, t[0]) : at::mish(t[0]);
-        },
-        {x = x_});
-  }
+  at::Tensor forward(const at::Tensor& x_) { return in_blocks(LATHE_ATEN(mish, t[0]), {x = x_}); }
   // t = tanh(softplus(x)):  dx = dy * (t + x * sigmoid(x) * (1 - t^2))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {

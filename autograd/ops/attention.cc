@@ -120,11 +120,8 @@ struct Attention {
     return {.scale = scale(), .documents = {document_begins.data(), longest_document}};
   }
 
-  /// The results of a kernel. `out` is [B, T, C] from Kernel::own and [B, H, T, D] from the others.
-  struct Attended {
-    at::Tensor out, lse, seed{}, offset{};
-  };
-  /// Runs a kernel other than the composed form on `qkv`.
+  /// Runs a kernel other than the composed form on `qkv`. `out` is [B, T, C] from Kernel::own and
+  /// [B, H, T, D] from the others.
   Attended attend() const {
     const at::Tensor& packed = qkv.data();
     if (kernel == Kernel::own) {
@@ -146,7 +143,7 @@ struct Attention {
                                                                     /*is_causal=*/true);
       return {y, l};
     }
-    const GpuAttended a = gpu_attention(exchanged(q), exchanged(k), exchanged(v), gpu_options());
+    const Attended a = gpu_attention(exchanged(q), exchanged(k), exchanged(v), gpu_options());
     return {exchanged(a.out), a.lse, a.seed, a.offset};
   }
 
@@ -213,7 +210,7 @@ struct Attention {
             d_out, q, k, v, a.out, a.lse, /*dropout_p=*/0.0, /*is_causal=*/true);
         break;
       case Kernel::gpu: {
-        const GpuAttended of_gpu{
+        const Attended of_gpu{
             .out = exchanged(a.out), .lse = a.lse, .seed = a.seed, .offset = a.offset};
         int64_t begin = 0;
         for (const auto& d : gpu_attention_backward(exchanged(d_out), exchanged(q), exchanged(k),

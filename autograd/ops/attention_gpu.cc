@@ -72,8 +72,8 @@ bool cudnn_is_faster(const at::Tensor& q, const at::Tensor& k, const Call& call)
          q.size(1) > 1 && q.size(1) == k.size(1) && q.size(2) == k.size(2) && q.size(3) <= 128;
 }
 
-GpuAttended cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          double scale) {
+Attended cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       double scale) {
   auto r = at::_cudnn_attention_forward(
       q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), /*attn_bias=*/{}, /*cum_seq_q=*/{},
       /*cum_seq_k=*/{}, q.size(1), k.size(1), /*compute_log_sumexp=*/true, /*dropout_p=*/0.0,
@@ -85,8 +85,8 @@ GpuAttended cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Te
           .offset = std::get<7>(r)};
 }
 
-GpuAttended flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const Call& call, double scale) {
+Attended flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const Call& call, double scale) {
   const auto rows = [&](const at::Tensor& t) { return call.begins ? joined_rows(t) : t; };
   auto [out, lse, seed, offset, mask] = at::_flash_attention_forward(
       rows(q), rows(k), rows(v), call.begins, call.begins, call.queries, call.keys,
@@ -98,8 +98,8 @@ GpuAttended flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Te
 using Gradients = std::array<at::Tensor, 3>;  // gradients of q, k and v
 
 std::vector<Gradients> flash_backward(const at::Tensor& dy, const at::Tensor& q,
-                                      const at::Tensor& k, const at::Tensor& v,
-                                      const GpuAttended& a, const Call& call, double scale) {
+                                      const at::Tensor& k, const at::Tensor& v, const Attended& a,
+                                      const Call& call, double scale) {
   const auto run = [&](const at::Tensor& d, const at::Tensor& query, const at::Tensor& key,
                        const at::Tensor& value, const at::Tensor& out, const at::Tensor& lse) {
     const at::Tensor begins = call.begins.value_or(at::Tensor());
@@ -156,8 +156,8 @@ at::Tensor one_row(const at::Tensor& t, const Call& call) {
   return call.begins ? joined_rows(t).unsqueeze(0) : t;
 }
 
-GpuAttended efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                              const Call& call, double scale) {
+Attended efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const Call& call, double scale) {
   const auto longest = [&](int64_t n) {
     return call.begins ? std::optional(n) : std::optional<int64_t>();
   };
@@ -174,7 +174,7 @@ GpuAttended efficient_forward(const at::Tensor& q, const at::Tensor& k, const at
 
 std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor& q,
                                           const at::Tensor& k, const at::Tensor& v,
-                                          const GpuAttended& a, const Call& call, double scale);
+                                          const Attended& a, const Call& call, double scale);
 
 /// Returns the result of efficient_backward() if there is a window and there are fewer queries than
 /// keys. In this case ATen's kernel is wrong: it places the window as if the first query were at
@@ -182,7 +182,7 @@ std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor
 /// are zero. Such queries contribute nothing.
 std::vector<Gradients> efficient_backward_padded(const at::Tensor& dy, const at::Tensor& q,
                                                  const at::Tensor& k, const at::Tensor& v,
-                                                 const GpuAttended& a, Call call, double scale) {
+                                                 const Attended& a, Call call, double scale) {
   const int64_t queries = q.size(1), keys = k.size(1);
   const auto at_the_end = [&](const at::Tensor& t, int64_t dim, int64_t size) {
     std::vector<int64_t> sizes = t.sizes().vec();
@@ -192,10 +192,10 @@ std::vector<Gradients> efficient_backward_padded(const at::Tensor& dy, const at:
     return all;
   };
   // The kernel pads the log-sum-exps [B, H, T] to a multiple of 32.
-  const GpuAttended all{.out = at_the_end(a.out, 1, keys),
-                        .lse = at_the_end(a.lse, 2, round_up(keys, 32)),
-                        .seed = a.seed,
-                        .offset = a.offset};
+  const Attended all{.out = at_the_end(a.out, 1, keys),
+                     .lse = at_the_end(a.lse, 2, round_up(keys, 32)),
+                     .seed = a.seed,
+                     .offset = a.offset};
   call.queries = keys;
   std::vector<Gradients> d =
       efficient_backward(at_the_end(dy, 1, keys), at_the_end(q, 1, keys), k, v, all, call, scale);
@@ -205,7 +205,7 @@ std::vector<Gradients> efficient_backward_padded(const at::Tensor& dy, const at:
 
 std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor& q,
                                           const at::Tensor& k, const at::Tensor& v,
-                                          const GpuAttended& a, const Call& call, double scale) {
+                                          const Attended& a, const Call& call, double scale) {
   if (call.window_left && q.size(1) < k.size(1))
     return efficient_backward_padded(dy, q, k, v, a, call, scale);
 
@@ -258,8 +258,8 @@ bool gpu_attention_ready(at::ScalarType dtype, int64_t width) {
          (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16);
 }
 
-GpuAttended gpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const GpuAttention& options) {
+Attended gpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const GpuAttention& options) {
   const Call call = call_of(q, k, options);
   if (q.scalar_type() == at::kFloat) return efficient_forward(q, k, v, call, options.scale);
   if (cudnn_is_faster(q, k, call)) return cudnn_forward(q, k, v, options.scale);
@@ -268,7 +268,7 @@ GpuAttended gpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 std::vector<std::array<at::Tensor, 3>> gpu_attention_backward(
     const at::Tensor& dy, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const GpuAttended& attended, const GpuAttention& options) {
+    const Attended& attended, const GpuAttention& options) {
   const auto backward = q.scalar_type() == at::kFloat ? efficient_backward : flash_backward;
   return backward(dy, q, k, v, attended, call_of(q, k, options), options.scale);
 }

@@ -38,23 +38,24 @@ struct GpuAttention {
                                ///< position; 0: no limit
   DocumentBounds documents{};  ///< `begins` undefined: each row is one document
 };
-/// The results of the forward pass, which the backward pass reads.
-struct GpuAttended {
-  at::Tensor out;           ///< [B, T, H, D], contiguous
-  at::Tensor lse;           ///< log-sum-exp of each query's scores, in the kernel's layout
-  at::Tensor seed, offset;  ///< state of the kernel's random numbers, unused without dropout
+/// The results of a kernel's forward pass, which the kernel's backward pass reads.
+struct Attended {
+  at::Tensor out{};  ///< [B, T, H, D], contiguous, for the kernels of this header
+  at::Tensor lse{};  ///< log-sum-exp of each query's scores, in the kernel's layout
+  /// State of the kernel's random numbers, unused without dropout.
+  at::Tensor seed{}, offset{};
 };
 
 /// Returns whether a kernel exists for heads of `width` elements of a dtype.
 bool gpu_attention_ready(at::ScalarType dtype, int64_t width);
 /// Returns the attention of q [B, T, H, D] on k and v [B, S, K, D]: K divides H and T is at most S.
 /// Query t is at position S - T + t. The last dim must be contiguous. Documents need S = T.
-GpuAttended gpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const GpuAttention& options);
+Attended gpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const GpuAttention& options);
 /// Returns the gradients of q, k and v for consecutive parts of the batch: one part, or two if that
 /// is faster.
 std::vector<std::array<at::Tensor, 3>> gpu_attention_backward(
     const at::Tensor& dy, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const GpuAttended& attended, const GpuAttention& options);
+    const Attended& attended, const GpuAttention& options);
 
 }  // namespace lathe

@@ -7,7 +7,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
-#include <ATen/ops/pow.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sigmoid_backward.h>
 #include <ATen/ops/silu.h>
@@ -158,12 +157,8 @@ struct Pow {
   Saved x = Saved::input(0);
   ChainForm chain() const { return {ChainOp::pow, exponent}; }
   at::Tensor forward(const at::Tensor& x_) {
-    return in_blocks(
-        [&](at::TensorList t, at::Tensor* y) {
-          return y != nullptr ? at::pow_out(*y, t[0], scalar_for(t[0], exponent))
-                              : t[0].pow(scalar_for(t[0], exponent));
-        },
-        {x = x_});
+    x = x_;
+    return pow(x_, exponent);
   }
   // dx = dy * e * x^(e-1); zero for e = 0, even at x = 0
   template <class T>
@@ -184,13 +179,8 @@ struct Tanh {
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::tanh}; }
   at::Tensor forward(const at::Tensor& x) {
-    return y = has_elementwise(x)
-                   ? elementwise(ChainOp::own_tanh, x)
-                   : in_blocks(
-                         [](at::TensorList t, at::Tensor* y) {
-                           return y != nullptr ? at::tanh_out(*y, t[0]) : t[0].tanh();
-                         },
-                         {x});
+    return y = has_elementwise(x) ? elementwise(ChainOp::own_tanh, x)
+                                  : in_blocks(LATHE_ATEN(tanh, t[0]), {x});
   }
   // dx = dy * (1 - y^2)
   template <class T>
@@ -218,13 +208,7 @@ struct Sigmoid {
   static constexpr OpInfo info{.name = "sigmoid", .each = {4, 3}};
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::sigmoid}; }
-  at::Tensor forward(const at::Tensor& x) {
-    return y = in_blocks(
-               [](at::TensorList t, at::Tensor* y) {
-                 return y != nullptr ? at::sigmoid_out(*y, t[0]) : t[0].sigmoid();
-               },
-               {x});
-  }
+  at::Tensor forward(const at::Tensor& x) { return y = in_blocks(LATHE_ATEN(sigmoid, t[0]), {x}); }
   // dx = dy * y * (1 - y)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
@@ -254,13 +238,8 @@ struct Silu {
   ChainForm chain() const { return {ChainOp::silu}; }
   at::Tensor forward(const at::Tensor& x_) {
     x = x_;
-    return has_elementwise(x_)
-               ? elementwise(ChainOp::own_silu, x_)
-               : in_blocks(
-                     [](at::TensorList t, at::Tensor* y) {
-                       return y != nullptr ? at::silu_out(*y, t[0]) : at::silu(t[0]);
-                     },
-                     {x_});
+    return has_elementwise(x_) ? elementwise(ChainOp::own_silu, x_)
+                               : in_blocks(LATHE_ATEN(silu, t[0]), {x_});
   }
   // s = sigmoid(x):  dx = dy * s * (1 + x * (1 - s))
   template <class T>
@@ -268,12 +247,7 @@ struct Silu {
     if constexpr (std::same_as<T, at::Tensor>)
       return {gradient_by_kernel(dy, x.data())
                   ? elementwise(ChainOp::own_silu_grad, dy, x.data())
-                  : in_blocks(
-                        [](at::TensorList t, at::Tensor* y) {
-                          return y != nullptr ? at::silu_backward_out(*y, t[0], t[1])
-                                              : at::silu_backward(t[0], t[1]);
-                        },
-                        {dy, x.data()})};
+                  : in_blocks(LATHE_ATEN(silu_backward, t[0], t[1]), {dy, x.data()})};
     const T v = x.as<T>(), s = sigmoid(v);
     return {dy * s * (v - v * s + 1.0)};
   }
@@ -303,12 +277,7 @@ struct GeluOp {
     x = x_;
     const bool by_kernel = form == Gelu::tanh && has_elementwise(x_);
     if (by_kernel) return elementwise(ChainOp::own_gelu, x_);
-    return in_blocks(
-        [&](at::TensorList t, at::Tensor* y) {
-          return y != nullptr ? at::gelu_out(*y, t[0], approximate())
-                              : at::gelu(t[0], approximate());
-        },
-        {x_});
+    return in_blocks(LATHE_ATEN(gelu, t[0], approximate()), {x_});
   }
   // tanh:  y = x/2 (1 + t), t = tanh(k (x + c x^3))
   //   dx = dy * (1/2 (1 + t) + x/2 (1 - t^2) k (1 + 3 c x^2))
@@ -323,13 +292,8 @@ struct GeluOp {
         return {gpu_gelu_backward(x.data(), dy, /*sums=*/nullptr)};
       if (form == Gelu::tanh && gradient_by_kernel(dy, x.data()))
         return {elementwise(ChainOp::own_gelu_grad, dy, x.data())};
-      return {in_blocks(
-          [&](at::TensorList t, at::Tensor* y) {
-            return y != nullptr
-                       ? at::gelu_backward_out(*y, t[0], t[1].clamp(-30, 30), approximate())
-                       : at::gelu_backward(t[0], t[1].clamp(-30, 30), approximate());
-          },
-          {dy, x.data()})};
+      return {in_blocks(LATHE_ATEN(gelu_backward, t[0], t[1].clamp(-30, 30), approximate()),
+                        {dy, x.data()})};
     }
 
     const at::Tensor far = x.data().abs().gt(30);

@@ -24,6 +24,8 @@
 
 #include "autograd/op.h"
 #include "autograd/ops.h"
+#include "core/blocks.h"
+#include "core/dtype.h"
 
 namespace lathe {
 
@@ -32,7 +34,9 @@ inline at::Tensor cast(const at::Tensor& x, at::ScalarType dtype) { return x.to(
 // Without these overloads, calls with plain numbers would be ambiguous: ATen's functions convert
 // the number to a Scalar or an optional, and the functions of ops.h convert the tensor to a
 // Variable.
-inline at::Tensor pow(const at::Tensor& x, double exponent) { return at::pow(x, exponent); }
+inline at::Tensor pow(const at::Tensor& x, double exponent) {
+  return in_blocks(LATHE_ATEN(pow, t[0], scalar_for(t[0], exponent)), {x});
+}
 inline at::Tensor masked_fill(const at::Tensor& x, const at::Tensor& mask, double value) {
   return at::masked_fill(x, mask, value);
 }

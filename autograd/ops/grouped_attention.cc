@@ -115,7 +115,7 @@ struct GroupedAttention {
     k = readable(key);
     v = readable(value);
     const bool records = needs[0] || needs[1] || needs[2];
-    const GpuAttended a = attend(records);
+    const Attended a = attend(records);
     attends_again = saves_rounded();
     if (records && !attends_again) {
       out = a.out;
@@ -129,11 +129,11 @@ struct GroupedAttention {
   // dk and dv are summed over a group; dq and dk are rotated back
   Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
     const at::Tensor dy = dy_.contiguous();
-    const GpuAttended a = attends_again ? attend(/*records=*/true)
-                                        : GpuAttended{.out = out.data(),
-                                                      .lse = lse.data(),
-                                                      .seed = seed.data(),
-                                                      .offset = offset.data()};
+    const Attended a = attends_again ? attend(/*records=*/true)
+                                     : Attended{.out = out.data(),
+                                                .lse = lse.data(),
+                                                .seed = seed.data(),
+                                                .offset = offset.data()};
     if (dy.is_cuda()) return backward_on_gpu(dy, a);
     const auto empty_for = [&](const at::Tensor& t) {  // [B, T or S, H D]
       return at::empty({t.size(0), t.size(1), q.data().size(2)}, t.options());
@@ -190,17 +190,14 @@ struct GroupedAttention {
   }
   /// Runs the kernel on q, k and v. `out` is [B, T, H D]. On a CPU, `lse` is undefined unless
   /// `records` is true.
-  GpuAttended attend(bool records) const {
+  Attended attend(bool records) const {
     if (q.data().is_cuda()) {
-      GpuAttended a = gpu_attention(split(q.data(), heads), split(k.data(), kv_heads),
-                                    split(v.data(), kv_heads), gpu_options());
+      Attended a = gpu_attention(split(q.data(), heads), split(k.data(), kv_heads),
+                                 split(v.data(), kv_heads), gpu_options());
       a.out = a.out.flatten(2);
       return a;
     }
-    GpuAttended a{.out = at::empty(q.data().sizes(), q.data().options()),
-                  .lse = {},
-                  .seed = {},
-                  .offset = {}};
+    Attended a{.out = at::empty(q.data().sizes(), q.data().options())};
     const at::Tensor& y = a.out;
     if (records) a.lse = at::empty({y.size(0), heads, y.size(1)}, y.options().dtype(at::kFloat));
     attention_forward(shape(), element_of(y.scalar_type()), rows_of(q.data()), rows_of(k.data()),
@@ -209,7 +206,7 @@ struct GroupedAttention {
     bump_version(y);
     return a;
   }
-  Grads<3> backward_on_gpu(const at::Tensor& dy, GpuAttended a) const {
+  Grads<3> backward_on_gpu(const at::Tensor& dy, Attended a) const {
     a.out = split(a.out, heads);
     std::array<std::vector<at::Tensor>, 3> parts;
     for (const auto& d :

@@ -68,11 +68,7 @@ struct SigmoidInPlace {
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor in = written(x);
-    return y = in_blocks(
-               [](at::TensorList t, at::Tensor* y) {
-                 return y != nullptr ? at::sigmoid_out(*y, t[0]) : t[0].sigmoid();
-               },
-               {in}, in);
+    return y = in_blocks(LATHE_ATEN(sigmoid, t[0]), {in}, in);
   }
   // dx = dy * y * (1 - y)
   template <class T>

@@ -99,13 +99,7 @@ struct Rsqrt {
   static constexpr OpInfo info{.name = "rsqrt", .amp = Amp::fp32, .each = {2, 4}};
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::rsqrt}; }
-  at::Tensor forward(const at::Tensor& x) {
-    return y = in_blocks(
-               [](at::TensorList t, at::Tensor* y) {
-                 return y != nullptr ? at::rsqrt_out(*y, t[0]) : t[0].rsqrt();
-               },
-               {x});
-  }
+  at::Tensor forward(const at::Tensor& x) { return y = in_blocks(LATHE_ATEN(rsqrt, t[0]), {x}); }
   // dx = -dy * y^3 / 2
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {

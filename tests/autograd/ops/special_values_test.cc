@@ -213,14 +213,14 @@ TEST_CASE("the second derivative of smooth_l1_loss is LibTorch's at its kinks",
   const at::Tensor zeros = torch::zeros_like(values);
   const Variable x = Variable::parameter(values.clone());
   const Variable loss = smooth_l1_loss(x, Variable(zeros), Reduction::sum, 1);
-  const Variable slope = grad(loss, {x}, {}, /*create_graph=*/true)[0];
-  const at::Tensor curvature = grad(sum(slope), {x})[0].data();
+  const Variable first = grad(loss, {x}, {}, /*create_graph=*/true)[0];
+  const at::Tensor second = grad(sum(first), {x})[0].data();
 
   const at::Tensor t = values.clone().requires_grad_();
   const at::Tensor of_t = torch::autograd::grad(
       {torch::smooth_l1_loss(t, zeros, at::Reduction::Sum, 1.0)}, {t}, {}, true, true)[0];
-  CHECK(slope.data().equal(of_t.detach()));
-  CHECK(curvature.equal(torch::autograd::grad({of_t.sum()}, {t})[0]));
+  CHECK(first.data().equal(of_t.detach()));
+  CHECK(second.equal(torch::autograd::grad({of_t.sum()}, {t})[0]));
 }
 
 TEST_CASE("an in-place op reuses memory, and never gives a wrong gradient", "[special_values]") {

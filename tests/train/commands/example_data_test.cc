@@ -45,6 +45,18 @@ struct TableRun {
     INFO(r.err);
     REQUIRE(r.code == 0);
   }
+  /// Writes a table to NAME.csv, prepares it with the column `id` as ids, and trains the run `out`.
+  void train_table(const std::string& name, const std::string& table, const std::string& id,
+                   const std::string& out) const {
+    write_file(f / (name + ".csv"), table);
+    const Finished prepared =
+        lathe_in(f, {"prepare", name + ".csv", "--out", name, "--id", id, "--val", "0.2"});
+    INFO(prepared.err);
+    REQUIRE(prepared.code == 0);
+    REQUIRE(lathe_in(f, {"train", "mlp.toml", "--data.dir=" + name, "--train.out_dir=" + out,
+                         "--train.steps=2"})
+                .code == 0);
+  }
 };
 
 TEST_CASE(
@@ -346,14 +358,7 @@ TEST_CASE("an id column is renamed to id if the predictions have another column 
   const TableRun run;
   std::string table = "class,x,y,kind\n";
   for (int i = 0; i < 40; ++i) table += str("row", i, ",", i, ",", 40 - i, ",", i % 2, "\n");
-  write_file(run.f / "named.csv", table);
-  const Finished prepared =
-      lathe_in(run.f, {"prepare", "named.csv", "--out", "named", "--id", "class", "--val", "0.2"});
-  INFO(prepared.err);
-  REQUIRE(prepared.code == 0);
-  REQUIRE(lathe_in(run.f, {"train", "mlp.toml", "--data.dir=named", "--train.out_dir=by-name",
-                           "--train.steps=2"})
-              .code == 0);
+  run.train_table("named", table, "class", "by-name");
   const Finished predicted = lathe_in(run.f, {"predict", "by-name", "named.csv"});
   INFO(predicted.err);
   CHECK(predicted.out.starts_with("id,class,p_0,p_1\nrow0,"));
@@ -389,14 +394,7 @@ TEST_CASE("ids that are not UTF-8 are kept in CSV and refused in JSON Lines", "[
   std::string table = "key,x,y,kind\n";
   for (int i = 0; i < 40; ++i)
     table += str("caf", static_cast<char>(0xC0 + i), ",", i, ",", 40 - i, ",", i % 2, "\n");
-  write_file(run.f / "latin.csv", table);
-  const Finished prepared =
-      lathe_in(run.f, {"prepare", "latin.csv", "--out", "latin", "--id", "key", "--val", "0.2"});
-  INFO(prepared.err);
-  REQUIRE(prepared.code == 0);
-  REQUIRE(lathe_in(run.f, {"train", "mlp.toml", "--data.dir=latin", "--train.out_dir=by-key",
-                           "--train.steps=2"})
-              .code == 0);
+  run.train_table("latin", table, "key", "by-key");
 
   const auto predict = [&](const std::string& out) {
     return lathe_in(run.f, {"predict", "by-key", "latin.csv", "--out", out});

@@ -184,11 +184,13 @@ TEST_CASE("the pipeline bubble agrees with the formula of Narayanan et al.", "[s
     const StepWorkload step = gpt3();
     REQUIRE(layout_fault(layout, step).empty());
     const StepEstimate e = estimate_step(cluster, step, layout);
-    const double ideal = e.matmul + e.attention + e.elementwise + e.recompute + e.tensor.exposed;
+    // The formula is for the exchanges of the layers, without those of the embedding and the head.
+    const double of_layers = 6 * as_double(step.shape.layers) / as_double(pipeline);
+    const double exchange = e.tensor.exposed * of_layers / (of_layers + 2);
+    const double ideal = e.matmul + e.attention + e.elementwise + e.recompute + exchange;
     const auto m = static_cast<double>(layout.micro_batches(step.global_batch));
-    // The exchange of the head is a part of the last stage only.
     CHECK(e.bubble / ideal ==
-          Approx((as_double(pipeline) - 1) / (as_double(parts) * m)).epsilon(1e-2));
+          Approx((as_double(pipeline) - 1) / (as_double(parts) * m)).epsilon(5e-3));
   }
   CHECK(estimate_step(cluster, gpt3(), {.data = 64, .tensor = 8}).bubble == 0);
 

@@ -13,6 +13,14 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
+/// Runs `lathe` in a folder, and requires that it succeeds.
+Finished ran_in(const TempFolder& f, const std::vector<std::string>& words) {
+  const Finished done = lathe_in(f, words);
+  INFO(done.out << done.err);
+  REQUIRE(done.code == 0);
+  return done;
+}
+
 TEST_CASE("an adapter with magnitudes computes DoRA and its gradients, and can be merged",
           "[adapters]") {
   torch::manual_seed(2);
@@ -58,12 +66,7 @@ TEST_CASE(
     "[adapters]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const auto ran = [&](std::vector<std::string> words) {
-    const Finished done = lathe_in(f, words);
-    INFO(done.out << done.err);
-    REQUIRE(done.code == 0);
-    return done;
-  };
+  const auto ran = [&](const std::vector<std::string>& words) { return ran_in(f, words); };
   const auto tune = [](const std::string& out, const std::vector<std::string>& more) {
     std::vector<std::string> words{"train",
                                    "tiny.toml",
@@ -130,12 +133,7 @@ TEST_CASE(
 TEST_CASE("adapters in PEFT's format keep the chat template of their training", "[adapters]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const auto ran = [&](const std::vector<std::string>& words) {
-    const Finished done = lathe_in(f, words);
-    INFO(done.out << done.err);
-    REQUIRE(done.code == 0);
-    return done.out;
-  };
+  const auto ran = [&](const std::vector<std::string>& words) { return ran_in(f, words); };
   std::string text;
   for (int i = 0; i < 400; ++i) text += str("line ", i, " of the text\n");
   write_file(f / "lines.txt", text);
@@ -164,12 +162,7 @@ TEST_CASE(
     "[adapters]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const auto ran = [&](const std::vector<std::string>& words) {
-    const Finished done = lathe_in(f, words);
-    INFO(done.out << done.err);
-    REQUIRE(done.code == 0);
-    return done;
-  };
+  const auto ran = [&](const std::vector<std::string>& words) { return ran_in(f, words); };
   ran({"train", "tiny.toml", "--train.out_dir=base", "--train.steps=5"});
   for (const std::string dora : {"false", "true"}) {
     const std::string run = "tuned" + dora, out = "peft" + dora, back = "back" + dora;
